@@ -39,8 +39,10 @@ use strongroom_scsi::vendor::lease::Writer;
 
 use crate::completion::{device_error, lock};
 use crate::pipeline::ahead::ReadAhead;
+use crate::pipeline::answer::Answer;
 use crate::pipeline::losses::LostRequest;
-use crate::pipeline::request::{Answer, NewOp, Reply, Work};
+use crate::pipeline::operation::{Discard, Flush, Hole, LbaStatus, Operation, ProbeHole, Read, Write, WritePart};
+use crate::pipeline::request::{NewRequest, Reply};
 use crate::pipeline::sealing::Sealing;
 use crate::{AttachError, AttachOptions, DamagedReads, KeyStatus, Pipeline, UnitDescription, WriteLosses};
 use driver::{Attached, Driver, Purpose};
@@ -242,7 +244,7 @@ impl RemoteDevice {
     /// # Errors
     /// What the target says.
     pub fn flush(&self) -> Result<(), DeviceError> {
-        self.intake.ask(Work::Flush, 0).map(drop)
+        self.intake.ask(Flush, 0).map(drop)
     }
 
     /// Makes the whole volume absent: what the first initiator does with a new sealed volume, whose blocks are otherwise
@@ -252,8 +254,8 @@ impl RemoteDevice {
     /// What the target says.
     pub fn format(&self) -> Result<(), DeviceError> {
         self.writable(None)?;
-        let work = self.discard_work(Lba(0), self.geometry().blocks)?;
-        self.intake.ask(work, 0)?;
+        let discard = self.discard(Lba(0), self.geometry().blocks)?;
+        self.intake.ask(discard, 0)?;
         self.flush()
     }
 
@@ -277,8 +279,8 @@ impl RemoteDevice {
             Err(error) => return Err(error),
             Ok(_) => return Err(refused("the blocks from there on are formatted already; nothing is to be done")),
         }
-        let work = self.discard_work(from, blocks - from.0)?;
-        self.intake.ask(work, 0)?;
+        let discard = self.discard(from, blocks - from.0)?;
+        self.intake.ask(discard, 0)?;
         self.flush()
     }
 
@@ -308,8 +310,8 @@ impl RemoteDevice {
             }
             // The hint is the target's; the proof is a read, which moves no data where there is none. Its size doubles, so
             // that data behind the hole costs no more than the hole did.
-            let work = Work::ProbeHole { lba: Lba(lba.0 + found), count: u32::try_from(step).unwrap_or(u32::MAX) };
-            let Answer::HoleBlocks { absent, asked, oldest_epoch: oldest } = self.intake.ask(work, 0)? else { break };
+            let probe = ProbeHole::new(Lba(lba.0 + found), u32::try_from(step).unwrap_or(u32::MAX));
+            let Answer::HoleBlocks { absent, asked, oldest_epoch: oldest } = self.intake.ask(probe, 0)? else { break };
             oldest_epoch = oldest_epoch.into_iter().chain(oldest).min();
             found += absent.min(count - found);
             step = if absent < u64::from(asked) { 0 } else { (2 * u64::from(asked)).min(count - found) };
@@ -322,7 +324,7 @@ impl RemoteDevice {
         if count == 0 {
             return Ok(0);
         }
-        Ok(match self.intake.ask(Work::LbaStatus { lba }, 0)? {
+        Ok(match self.intake.ask(LbaStatus::new(lba), 0)? {
             Answer::LbaStatus(Some(hint)) if !hint.mapped && hint.lba.0 <= lba.0 => {
                 u64::from(hint.count).saturating_sub(lba.0 - hint.lba.0).min(count)
             }
@@ -361,10 +363,10 @@ impl RemoteDevice {
         Ok(())
     }
 
-    fn discard_work(&self, lba: Lba, count: u64) -> Result<Work, DeviceError> {
+    fn discard(&self, lba: Lba, count: u64) -> Result<Operation, DeviceError> {
         match &self.sealing {
-            Some(sealing) => sealing.seal_hole(lba, count).map(Work::Hole),
-            None => Ok(Work::Discard { lba, count }),
+            Some(sealing) => sealing.seal_hole(lba, count).map(|hole| Hole(hole).into()),
+            None => Ok(Discard { lba, count }.into()),
         }
     }
 
@@ -385,19 +387,6 @@ impl RemoteDevice {
         }
         let message = format!("{count} blocks from {lba} on are not inside the {} blocks", geometry.blocks);
         Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message))
-    }
-
-    /// What is lost if a request fails.
-    fn loss_of(&self, request: &Request) -> Option<LostRequest> {
-        match request {
-            Request::Write { lba, data, .. } => {
-                let blocks = (data.len() / self.unit.geometry.block_size.len()) as u64;
-                Some(LostRequest::Write { lba: *lba, blocks })
-            }
-            Request::WritePart { lba, .. } => Some(LostRequest::Write { lba: *lba, blocks: 1 }),
-            Request::Flush => Some(LostRequest::Flush),
-            Request::Read { .. } | Request::Discard { .. } => None,
-        }
     }
 
     /// What a request costs of the queue's limit in bytes, once it is found to make sense.
@@ -460,24 +449,23 @@ impl RemoteDevice {
     }
 
     /// Seals what a request writes, here in the caller's thread, unless the pipeline has threads for it.
-    fn prepare(&self, request: Request) -> Result<Work, DeviceError> {
+    fn prepare(&self, request: Request) -> Result<Operation, DeviceError> {
         Ok(match request {
             Request::Read { lba, buffer } => {
                 // What could not be opened need not be fetched.
                 self.check_keys()?;
-                Work::Read { lba, buffer }
+                Read { lba, buffer }.into()
             }
             Request::Write { lba, data, fua } => match &self.sealing {
-                None => Work::Write { lba, data, records: None, fua },
-                Some(_) if !self.intake.is_sealed_here(data.len()) => Work::Write { lba, data, records: None, fua },
-                Some(sealing) => {
+                Some(sealing) if self.intake.is_sealed_here(data.len()) => {
                     let sealed = sealing.seal(lba, &data)?;
-                    Work::Write { lba, data: sealed.data, records: Some(sealed.records), fua }
+                    Write { lba, data: sealed.data, records: Some(sealed.records), fua }.into()
                 }
+                _ => Write { lba, data, records: None, fua }.into(),
             },
-            Request::WritePart { lba, offset_bytes, data, fua } => Work::WritePart { lba, offset_bytes, data, fua },
-            Request::Flush => Work::Flush,
-            Request::Discard { lba, count } => self.discard_work(lba, count)?,
+            Request::WritePart { lba, offset_bytes, data, fua } => WritePart::new(lba, offset_bytes, data, fua).into(),
+            Request::Flush => Flush.into(),
+            Request::Discard { lba, count } => self.discard(lba, count)?,
         })
     }
 }
@@ -492,7 +480,7 @@ impl BlockDevice for RemoteDevice {
             // Nothing was written here, and the target might refuse even to be asked.
             return self.intake.completions.push(Completion { token, result: Ok(None) });
         }
-        let loss = self.loss_of(&request);
+        let loss = LostRequest::of(&request, self.unit.geometry.block_size.len());
         let cost_bytes = match self.check(&request) {
             Ok(cost_bytes) => cost_bytes,
             Err(error) => return self.intake.fail(token, loss, error),
@@ -502,7 +490,7 @@ impl BlockDevice for RemoteDevice {
             return self.intake.fail(token, loss, error);
         }
         match self.prepare(request) {
-            Ok(work) => self.intake.push(NewOp { reply: Reply::Token(token), cost_bytes, work }),
+            Ok(operation) => self.intake.push(NewRequest { reply: Reply::Token(token), cost_bytes, operation }),
             Err(error) => {
                 self.intake.release(cost_bytes);
                 self.intake.fail(token, loss, error);

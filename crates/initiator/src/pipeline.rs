@@ -10,12 +10,19 @@
 //! split at the transfer limit. [`crate::model`] computes what fills a path in theory. Here: the depth that a person can choose.
 
 pub(crate) mod ahead;
+pub(crate) mod answer;
+pub(crate) mod boot_time;
+pub(crate) mod command_plan;
+pub(crate) mod current_keys;
 pub(crate) mod engine;
 mod estimator;
 pub(crate) mod feedback;
 pub(crate) mod key_renewal;
 pub(crate) mod losses;
+pub(crate) mod operation;
 pub(crate) mod outcome;
+pub(crate) mod read_data;
+pub(crate) mod read_fault;
 pub(crate) mod request;
 pub(crate) mod seal_threads;
 pub(crate) mod sealing;

@@ -251,10 +251,14 @@ impl Driver {
         }
         match &mut self.state {
             State::Active(nexus) if nexus.is_connected() => {
-                if self.engine.as_ref().is_some_and(Engine::has_waiting_callers) && self.logout_deadline.is_none() {
+                if self.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
+                    && self.logout_deadline.is_none()
+                {
                     // Requests from before the detach are answered first; new ones are refused at the door.
                     self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
-                } else if !nexus.is_logging_out() && !self.engine.as_ref().is_some_and(Engine::has_waiting_callers) {
+                } else if !nexus.is_logging_out()
+                    && !self.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
+                {
                     self.say_goodbye(now);
                 }
                 self.logout_deadline.is_some_and(|deadline| deadline <= now)
@@ -266,7 +270,7 @@ impl Driver {
     /// Nobody waits any longer, for good.
     fn abandon(&mut self) {
         lock(&self.status).is_abandoned = true;
-        if let Some(engine) = self.engine.as_mut().filter(|engine| engine.has_waiting_callers()) {
+        if let Some(engine) = self.engine.as_mut().filter(|engine| engine.table.has_waiting_callers()) {
             engine.abandon(&abandoned());
             self.lose(Instant::now(), AttachError::Unreachable("the attachment was given up".into()));
         }
@@ -283,7 +287,7 @@ impl Driver {
 
     fn publish(&mut self) {
         let Some(engine) = &mut self.engine else { return };
-        let finished = engine.take_finished();
+        let finished = engine.table.take_finished();
         let wires = match &self.state {
             State::Active(nexus) => nexus.wires(),
             State::Idle { .. } | State::Refused => &[],
@@ -518,7 +522,7 @@ impl Driver {
                 if bytes >= DATA_BYTES_MIN
                     && let Some(engine) = &mut self.engine
                 {
-                    engine.moved(now);
+                    engine.in_flight.moved(now);
                 }
             }
         }

@@ -7,7 +7,7 @@ use strongroom_block::{BlockDevice, DeviceError, DeviceErrorKind};
 
 use super::RemoteDevice;
 use crate::completion::device_error;
-use crate::pipeline::request::Work;
+use crate::pipeline::operation::CryptoErase;
 
 /// What came of a cryptographic erase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +31,8 @@ impl RemoteDevice {
     /// begin again.
     pub fn crypto_erase(&self) -> Result<Erased, DeviceError> {
         self.writable(None)?;
-        let keeper = self.sealing.as_ref().and_then(|sealing| sealing.keeper.get()).ok_or_else(not_lent)?;
-        let began = keeper.destroy_keys().map_err(|error| refused(error.to_string()))?;
+        let renewer = self.sealing.as_ref().and_then(|sealing| sealing.key_renewer.get()).ok_or_else(not_lent)?;
+        let began = renewer.destroy_keys().map_err(|error| refused(error.to_string()))?;
         self.forget_destroyed(began)
     }
 
@@ -57,7 +57,7 @@ impl RemoteDevice {
         let epoch = began;
         let mut is_given_back = self.unit.sealed.is_some_and(|sealed| sealed.heeds_keys_destroyed);
         if is_given_back {
-            let work = Work::CryptoErase { epoch, blocks: self.geometry().blocks };
+            let work = CryptoErase { epoch, blocks: self.geometry().blocks };
             match self.intake.ask(work, 0) {
                 Ok(_) => {}
                 Err(error) if error.kind == DeviceErrorKind::Refused => {

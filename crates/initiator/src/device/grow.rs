@@ -13,7 +13,8 @@ use strongroom_block::{BlockDevice, DeviceError, DeviceErrorKind, Geometry, Lba,
 use super::RemoteDevice;
 use crate::completion::device_error;
 use crate::device::versions::Step;
-use crate::pipeline::request::{Answer, Work};
+use crate::pipeline::answer::Answer;
+use crate::pipeline::operation::Capacity;
 
 /// How often it is looked whether the unit has said something, and so the longest that a growth can wait.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -41,7 +42,7 @@ impl RemoteDevice {
     /// # Errors
     /// What the target says, or that there is no key to look with.
     pub fn grow(&self) -> Result<Growth, DeviceError> {
-        let Answer::Capacity(Some(theirs)) = self.intake.ask(Work::Capacity, 0)? else {
+        let Answer::Capacity(Some(theirs)) = self.intake.ask(Capacity::default(), 0)? else {
             let message = "the target does not say how large the volume is";
             return Err(device_error(DeviceErrorKind::Hardware, None, message));
         };

@@ -10,8 +10,11 @@ use strongroom_net::Waker;
 use crate::completion::{CompletionQueue, device_error, lock};
 use crate::device::previous::{FailedRead, Previous};
 use crate::pipeline::ahead::{Fetch, Read, ReadAhead, Served, Settled};
+use crate::pipeline::answer::Answer;
 use crate::pipeline::losses::{LostRequest, WriteLosses};
-use crate::pipeline::request::{Answer, FailedRequest, FinishedOp, NewOp, Reply, Work};
+use crate::pipeline::operation::execute::{Effect, Execute};
+use crate::pipeline::operation::{Operation, Read as ReadBlocks};
+use crate::pipeline::request::{FailedRequest, FinishedRequest, NewRequest, Reply};
 use crate::{Limits, Pipeline};
 
 /// Shared by the device's handle and the engine's thread.
@@ -35,7 +38,7 @@ pub(super) struct Intake {
 
 #[derive(Default)]
 struct State {
-    queue: Vec<NewOp>,
+    queue: Vec<NewRequest>,
     requests: usize,
     bytes: usize,
     /// The limit of bytes; grows with what is under way.
@@ -61,7 +64,11 @@ impl State {
             let cost_bytes = buffer.len();
             self.requests += 1;
             self.bytes += cost_bytes;
-            self.queue.push(NewOp { reply: Reply::Token(token), cost_bytes, work: Work::Read { lba, buffer } });
+            self.queue.push(NewRequest {
+                reply: Reply::Token(token),
+                cost_bytes,
+                operation: ReadBlocks { lba, buffer }.into(),
+            });
         }
     }
 }
@@ -156,7 +163,7 @@ impl Intake {
     }
 
     /// Hands a request that was admitted to the engine.
-    pub(super) fn push(&self, op: NewOp) {
+    pub(super) fn push(&self, op: NewRequest) {
         lock(&self.state).queue.push(op);
         self.waker.wake();
     }
@@ -212,8 +219,8 @@ impl Intake {
         if has_room && state.refusing.is_none() {
             state.requests += 1;
             state.bytes += cost_bytes;
-            let work = Work::Read { lba, buffer: BufferMut::zeroed(cost_bytes) };
-            state.queue.push(NewOp { reply: Reply::Ahead(id), cost_bytes, work });
+            let operation = ReadBlocks { lba, buffer: BufferMut::zeroed(cost_bytes) }.into();
+            state.queue.push(NewRequest { reply: Reply::Ahead(id), cost_bytes, operation });
             drop(state);
             return self.waker.wake();
         }
@@ -248,22 +255,23 @@ impl Intake {
     }
 
     /// Runs a request and blocks for its answer.
-    pub(super) fn ask(&self, work: Work, cost_bytes: usize) -> Result<Answer, DeviceError> {
-        let writes = work.writes();
+    pub(super) fn ask(&self, operation: impl Into<Operation>, cost_bytes: usize) -> Result<Answer, DeviceError> {
+        let operation = operation.into();
+        let writes = operation.effect() == Effect::Blocks;
         if writes {
             self.forget_ahead();
         }
-        let answer = self.ask_device(work, cost_bytes);
+        let answer = self.ask_device(operation, cost_bytes);
         if writes {
             self.forget_ahead();
         }
         answer
     }
 
-    fn ask_device(&self, work: Work, cost_bytes: usize) -> Result<Answer, DeviceError> {
+    fn ask_device(&self, operation: Operation, cost_bytes: usize) -> Result<Answer, DeviceError> {
         let (sender, receiver) = sync_channel(1);
         self.admit(cost_bytes)?;
-        self.push(NewOp { reply: Reply::Caller(sender), cost_bytes, work });
+        self.push(NewRequest { reply: Reply::Caller(sender), cost_bytes, operation });
         receiver.recv().unwrap_or_else(|_| Err(detached()))
     }
 
@@ -285,24 +293,24 @@ impl Intake {
     }
 
     /// New requests, for the engine.
-    pub(super) fn take(&self) -> Vec<NewOp> {
+    pub(super) fn take(&self) -> Vec<NewRequest> {
         std::mem::take(&mut lock(&self.state).queue)
     }
 
     /// Tells callers what has ended, and gives their shares back.
-    pub(super) fn finish(&self, finished: Vec<FinishedOp>) {
+    pub(super) fn finish(&self, finished: Vec<FinishedRequest>) {
         if finished.is_empty() {
             return;
         }
         let mut completions = Vec::with_capacity(finished.len());
         let mut is_woken = false;
         let mut state = lock(&self.state);
-        for FinishedOp { reply, cost_bytes, result, failed } in finished {
+        for FinishedRequest { reply, cost_bytes, result, failed } in finished {
             if let (Err(error), Some(FailedRequest::Lost(request)), Reply::Token(_)) = (&result, &failed, &reply) {
                 lock(&self.losses).record(*request, error);
             }
             match reply {
-                Reply::Nobody => continue,
+                Reply::Engine(_) => continue,
                 Reply::Ahead(id) => {
                     let data = match result {
                         Ok(Answer::Read(data)) => Some(data),

@@ -6,15 +6,17 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, BufferMut, CryptoCounters, DeviceError, Request, Token};
 use strongroom_net::{Link, StreamId};
 use strongroom_seal::{SealContext, VolumeSealer};
 
-use crate::pipeline::engine::{Engine, EngineCounters};
-use crate::pipeline::key_renewal::BootTime;
-use crate::pipeline::request::{Answer, FinishedOp, NewOp, Reply, Work};
+use crate::pipeline::answer::Answer;
+use crate::pipeline::boot_time::BootTime;
+use crate::pipeline::engine::{Engine, EngineCounters, EngineOptions};
+use crate::pipeline::operation::{Discard, Flush, Hole, Operation, Read, Write, WritePart};
+use crate::pipeline::request::{FinishedRequest, NewRequest, Reply};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::unit::UnitDescription;
 use crate::session::nexus::{Identity, Nexus, Notice};
@@ -151,7 +153,7 @@ impl Initiator {
         }
         let made = nexus.transmit(0, self.engine.as_mut());
         if let Some(engine) = self.engine.as_mut().filter(|_| !made.is_empty()) {
-            engine.moved(now);
+            engine.in_flight.moved(now);
         }
         made
     }
@@ -161,25 +163,25 @@ impl Initiator {
     /// # Errors
     /// There is no key to seal it with: nothing was done.
     pub fn submit(&mut self, token: Token, request: Request) -> Result<(), DeviceError> {
-        let work = match request {
-            Request::Read { lba, buffer } => Work::Read { lba, buffer },
-            Request::Write { lba, data, fua } => Work::Write { lba, data, records: None, fua },
-            Request::WritePart { lba, offset_bytes, data, fua } => Work::WritePart { lba, offset_bytes, data, fua },
-            Request::Flush => Work::Flush,
+        let operation: Operation = match request {
+            Request::Read { lba, buffer } => Read { lba, buffer }.into(),
+            Request::Write { lba, data, fua } => Write { lba, data, records: None, fua }.into(),
+            Request::WritePart { lba, offset_bytes, data, fua } => WritePart::new(lba, offset_bytes, data, fua).into(),
+            Request::Flush => Flush.into(),
             Request::Discard { lba, count } => match &self.sealing {
-                Some(sealing) => Work::Hole(sealing.seal_hole(lba, count)?),
-                None => Work::Discard { lba, count },
+                Some(sealing) => Hole(sealing.seal_hole(lba, count)?).into(),
+                None => Discard { lba, count }.into(),
             },
         };
         let engine = self.engine.as_mut().expect("requests come after the attachment");
-        engine.submit(NewOp { reply: Reply::Token(token), cost_bytes: 0, work });
+        engine.submit(NewRequest { reply: Reply::Token(token), cost_bytes: 0, operation });
         Ok(())
     }
 
     /// Requests that have ended.
     pub fn take_finished(&mut self) -> Vec<Finished> {
         let Some(engine) = &mut self.engine else { return Vec::new() };
-        let ended = |op: FinishedOp| {
+        let ended = |op: FinishedRequest| {
             let Reply::Token(token) = op.reply else { return None };
             let result = op.result.map(|answer| match answer {
                 Answer::Read(buffer) => Some(buffer),
@@ -187,7 +189,7 @@ impl Initiator {
             });
             Some((token, result))
         };
-        engine.take_finished().into_iter().filter_map(ended).collect()
+        engine.table.take_finished().into_iter().filter_map(ended).collect()
     }
 
     /// Says goodbye; the target ends the session in order.
@@ -200,11 +202,11 @@ impl Initiator {
     /// The lease of the keys ends: they are wiped, and what was sealed with them is not sent any more.
     pub fn lease_ends(&mut self) {
         let Some(sealing) = &self.sealing else { return };
-        sealing.lend_until(BootTime::now());
+        sealing.keys().lend_until(BootTime::now());
         sealing.expire();
         if let Some(engine) = &mut self.engine {
             engine.keys_changed();
-            if engine.has_unanswered_writes() {
+            if engine.table.has_unanswered_writes() {
                 self.lose(AttachError::Unreachable("the keys are gone, and writes were not answered".into()));
             }
         }
@@ -216,7 +218,7 @@ impl Initiator {
     /// It has none.
     pub fn lease_renewed(&mut self) -> Result<(), AttachError> {
         let (Some(sealing), Some(unit)) = (&self.sealing, &self.unit) else { return Ok(()) };
-        sealing.hold(self.sealer(unit)?, true);
+        sealing.keys().replace(self.sealer(unit)?, true);
         if let Some(engine) = &mut self.engine {
             engine.keys_changed();
         }
@@ -237,7 +239,7 @@ impl Initiator {
             nexus.take_ended();
         }
         if let (Some(nexus), Some(engine), Some(unit)) = (&mut self.nexus, &self.engine, &self.unit)
-            && engine.doubts_lease()
+            && engine.lease.is_doubted()
             && !nexus.talks_of_lease()
         {
             nexus.talk_of_lease(now, self.lease.resume(unit), unit.custody());
@@ -302,10 +304,15 @@ impl Initiator {
         // Not before: whether the target was restarted is told once, and what follows from it is done here.
         self.unit = Some(unit.clone());
         let engine = self.engine.get_or_insert_with(|| {
-            let engine =
-                Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, self.options.verified_feedback);
-            let engine = engine.with_pipeline(self.options.pipeline);
-            engine.with_planted(self.options.marks_flushes_late, self.options.forgets_operations)
+            let options = EngineOptions {
+                limits: self.options.limits,
+                pipeline: self.options.pipeline,
+                patience: Duration::ZERO,
+                verified_feedback: self.options.verified_feedback,
+                marks_flushes_late: self.options.marks_flushes_late,
+                forgets_operations: self.options.forgets_operations,
+            };
+            Engine::new(unit.clone(), self.sealing.clone(), options)
         });
         match self.lease.lost() {
             Some(error) => engine.lease_lost(error),

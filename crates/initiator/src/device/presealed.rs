@@ -8,7 +8,8 @@ use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba, Token};
 
 use super::{RemoteDevice, UnitDescription};
 use crate::completion::device_error;
-use crate::pipeline::request::{NewOp, Reply, Work};
+use crate::pipeline::operation::{Fetch, Operation, Write};
+use crate::pipeline::request::{NewRequest, Reply};
 use crate::pipeline::sealing::{Records, SealedBlocks};
 
 /// Whole blocks that were sealed and not sent. Gone when it is submitted: no stamp is used twice.
@@ -48,7 +49,7 @@ impl RemoteDevice {
         }
         let cost_bytes = data.len();
         self.intake.writing(token, lba, (cost_bytes / self.unit.geometry.block_size.len()) as u64);
-        self.submit_work(token, cost_bytes, Work::Write { lba, data, records, fua: false });
+        self.submit_operation(token, cost_bytes, Write { lba, data, records, fua: false }.into());
     }
 
     /// Has the target send blocks, sees that each comes whole and with its record, and drops them: they are not opened, and the target is not
@@ -58,12 +59,12 @@ impl RemoteDevice {
             return self.intake.fail(token, None, error);
         }
         let cost_bytes = (count as usize) << self.unit.geometry.block_size.shift();
-        self.submit_work(token, cost_bytes, Work::Fetch { lba, count });
+        self.submit_operation(token, cost_bytes, Fetch { lba, count }.into());
     }
 
-    fn submit_work(&self, token: Token, cost_bytes: usize, work: Work) {
+    fn submit_operation(&self, token: Token, cost_bytes: usize, operation: Operation) {
         match self.intake.admit(cost_bytes) {
-            Ok(()) => self.intake.push(NewOp { reply: Reply::Token(token), cost_bytes, work }),
+            Ok(()) => self.intake.push(NewRequest { reply: Reply::Token(token), cost_bytes, operation }),
             Err(error) => self.intake.fail(token, None, error),
         }
     }

@@ -8,7 +8,7 @@ use strongroom_block::{BufferMut, DeviceError, Lba, StoreSequence};
 
 use super::RemoteDevice;
 use crate::device::versions::Search;
-use crate::pipeline::request::Work;
+use crate::pipeline::operation::{ConditionalWrite, Operation, Write};
 
 /// What a recovery found and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,20 +93,20 @@ impl RemoteDevice {
     fn write_back(&self, lba: Lba, block: Option<BufferMut>, expected: Option<[u8; 24]>) -> Result<(), RecoverError> {
         let Some(sealing) = &self.sealing else { return Err(RecoverError::NotSealed) };
         let block_bytes = self.unit.geometry.block_size.len();
-        let work = match (block, expected) {
-            (None, None) => self.discard_work(lba, 1)?,
+        let operation: Operation = match (block, expected) {
+            (None, None) => self.discard(lba, 1)?,
             // An absence cannot be written conditionally. Zeros can, and read the same.
             (block, Some(expected)) => {
                 let block = block.unwrap_or_else(|| BufferMut::zeroed(block_bytes));
                 let sealed = sealing.seal(lba, &block)?;
-                Work::ConditionalWrite { lba, expected, data: sealed.data, records: sealed.records }
+                ConditionalWrite { lba, expected, data: sealed.data, records: sealed.records }.into()
             }
             (Some(block), None) => {
                 let sealed = sealing.seal(lba, &block)?;
-                Work::Write { lba, data: sealed.data, records: Some(sealed.records), fua: true }
+                Write { lba, data: sealed.data, records: Some(sealed.records), fua: true }.into()
             }
         };
-        self.intake.ask(work, block_bytes)?;
+        self.intake.ask(operation, block_bytes)?;
         self.flush()?;
         Ok(())
     }

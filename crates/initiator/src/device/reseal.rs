@@ -13,7 +13,9 @@ use strongroom_block::{BlockDevice, BufferMut, DeviceError, DeviceErrorKind, Lba
 
 use super::RemoteDevice;
 use crate::completion::device_error;
-use crate::pipeline::request::{Answer, NewOp, Reply, Survey, Work};
+use crate::pipeline::answer::{Answer, SurveyResult};
+use crate::pipeline::operation::{Operation, ResealBlock, ResealHole, Survey, TakePlace};
+use crate::pipeline::request::{NewRequest, Reply};
 
 /// Bytes of one read.
 const READ_BYTES: u64 = 1 << 20;
@@ -112,16 +114,16 @@ impl RemoteDevice {
     /// `Refused` if it was not made as a successor; what the target says.
     pub fn take_place(&self) -> Result<(), DeviceError> {
         self.writable(None)?;
-        self.intake.ask(Work::TakePlace, 0).map(drop)
+        self.intake.ask(TakePlace, 0).map(drop)
     }
 
     /// Hands requests over, and then waits for all of them.
-    fn ask_all(&self, works: Vec<Work>, cost_each: usize) -> Result<Vec<Answer>, DeviceError> {
-        let mut answers: Vec<Receiver<Result<Answer, DeviceError>>> = Vec::with_capacity(works.len());
-        for work in works {
+    fn ask_all(&self, operations: Vec<Operation>, cost_each: usize) -> Result<Vec<Answer>, DeviceError> {
+        let mut answers: Vec<Receiver<Result<Answer, DeviceError>>> = Vec::with_capacity(operations.len());
+        for operation in operations {
             let (sender, receiver) = sync_channel(1);
             self.intake.admit(cost_each)?;
-            self.intake.push(NewOp { reply: Reply::Caller(sender), cost_bytes: cost_each, work });
+            self.intake.push(NewRequest { reply: Reply::Caller(sender), cost_bytes: cost_each, operation });
             answers.push(receiver);
         }
         answers
@@ -193,13 +195,13 @@ impl Pass<'_> {
     fn reseal_absence(&self, start: Lba, count: u64) -> Result<bool, DeviceError> {
         let sealing = self.device.sealing.as_ref().expect("its keys are lent");
         let hole = sealing.seal_hole(start, count)?;
-        Ok(matches!(self.device.intake.ask(Work::ResealHole(hole), 0)?, Answer::Resealed(true)))
+        Ok(matches!(self.device.intake.ask(ResealHole::new(hole), 0)?, Answer::Resealed(true)))
     }
 
     fn step_through_data(&mut self, lba: Lba, count: u64) -> Result<Stepped, DeviceError> {
         let shift = self.device.unit.geometry.block_size.shift();
         let bytes = (count as usize) << shift;
-        let survey = Work::Survey { lba, count: count as u32, buffer: BufferMut::to_fill(bytes) };
+        let survey = Survey::new(lba, count as u32, BufferMut::to_fill(bytes));
         self.done.moved_bytes += bytes as u64;
         let survey = match self.device.intake.ask(survey, bytes) {
             Ok(Answer::Survey(survey)) => survey,
@@ -241,31 +243,26 @@ impl Pass<'_> {
     }
 
     /// Seals anew what is old of it; whether all of it was still the same.
-    fn reseal_found(&mut self, first: Lba, survey: &Survey) -> Result<bool, DeviceError> {
+    fn reseal_found(&mut self, first: Lba, survey: &SurveyResult) -> Result<bool, DeviceError> {
         let sealing = self.device.sealing.as_ref().expect("its keys are lent");
         let block_bytes = sealing.block_bytes();
-        let mut works = Vec::new();
+        let mut operations: Vec<Operation> = Vec::new();
         let old = survey.blocks.iter().filter(|block| block.epoch < self.epoch);
         for block in old {
             let from = (block.lba.0 - first.0) as usize * block_bytes;
             let sealed = sealing.seal(block.lba, &survey.data[from..from + block_bytes])?;
-            works.push(Work::ResealBlock {
-                lba: block.lba,
-                expected: block.stamp,
-                data: sealed.data,
-                records: sealed.records,
-            });
+            operations.push(ResealBlock::new(block.lba, block.stamp, sealed).into());
         }
-        let blocks = works.len() as u64;
+        let blocks = operations.len() as u64;
         let mut absent = 0;
         for hole in survey.holes.iter().filter(|hole| hole.epoch < self.epoch) {
-            works.push(Work::ResealHole(sealing.seal_hole(hole.lba, hole.count)?));
+            operations.push(ResealHole::new(sealing.seal_hole(hole.lba, hole.count)?).into());
             absent += hole.count;
         }
-        if works.is_empty() {
+        if operations.is_empty() {
             return Ok(true);
         }
-        let answers = self.device.ask_all(works, block_bytes)?;
+        let answers = self.device.ask_all(operations, block_bytes)?;
         self.device.flush()?;
         self.done.moved_bytes += blocks * block_bytes as u64;
         self.done.resealed += blocks;

@@ -10,7 +10,7 @@ use strongroom_block::{BlockDevice, BufferMut, DeviceError, DeviceErrorKind, Lba
 use super::RemoteDevice;
 use crate::completion::device_error;
 use crate::device::versions::Step;
-use crate::pipeline::request::Work;
+use crate::pipeline::operation::{Read, Verified};
 
 /// Bytes of one read.
 const READ_BYTES: u64 = 1 << 20;
@@ -99,7 +99,7 @@ impl RemoteDevice {
         let block_size = self.unit.geometry.block_size;
         let count = left.min((READ_BYTES >> block_size.shift()).max(1));
         let bytes = (count as usize) << block_size.shift();
-        match self.intake.ask(Work::Read { lba: done.next, buffer: BufferMut::to_fill(bytes) }, bytes) {
+        match self.intake.ask(Read { lba: done.next, buffer: BufferMut::to_fill(bytes) }, bytes) {
             Ok(_) => {
                 done.opened += count;
                 done.next.0 += count;
@@ -117,7 +117,7 @@ impl RemoteDevice {
                     }
                 }
                 if self.gives_feedback && !opened.is_empty() {
-                    self.intake.ask(Work::Verified { pairs: opened }, 0)?;
+                    self.intake.ask(Verified { pairs: opened }, 0)?;
                 }
                 return Ok(goes_on);
             }

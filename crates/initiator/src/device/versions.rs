@@ -8,7 +8,8 @@ use std::sync::Arc;
 use strongroom_block::{BufferMut, DeviceError, DeviceErrorKind, Lba, OpenError, StoreSequence};
 
 use crate::device::intake::Intake;
-use crate::pipeline::request::{Answer, Version, Work};
+use crate::pipeline::answer::{Answer, Version};
+use crate::pipeline::operation::ReadVersion;
 use crate::pipeline::sealing::Sealing;
 
 /// Versions tried at most.
@@ -77,7 +78,7 @@ impl Versions {
 
     /// The newest version older than that (0: the newest of all).
     pub(super) fn version(&self, lba: Lba, older_than: StoreSequence) -> Result<Step, DeviceError> {
-        let answer = match self.intake.ask(Work::ReadVersion { lba, older_than }, 0) {
+        let answer = match self.intake.ask(ReadVersion::new(lba, older_than), 0) {
             Ok(answer) => answer,
             Err(error) if error.kind == DeviceErrorKind::Medium => return Ok(Step::Unreadable),
             Err(error) => return Err(error),

@@ -1,20 +1,19 @@
-//! Keys that are only lent: a thread that follows their source while a volume is attached, and what happens when the source falls
-//! silent or takes them back.
+//! Renews the lease of a volume's keys: a thread that follows their source while the volume is attached.
 //!
-//! A new epoch is taken over when the source tells of it: from then on nothing is sealed under an older one. While the source is
-//! away the keys are used until the lease ends; then they are wiped, and so they are at once when the source refuses. It is asked
-//! on, and with its next yes everything goes on. The lease counts from the moment at which the source was *asked*, on a clock that
+//! A new epoch is taken over when the source reports it: from then on nothing is sealed under an older one. While the source cannot be
+//! reached the keys are used until the lease ends; then they are wiped. They are wiped at once when the source refuses. The source is asked
+//! again and again, and when it agrees there are keys again. The lease counts from the moment at which the source was *asked*, on a clock that
 //! a sleeping machine does not stop. Absent: what sources say and how they are reached (`key_source`), sealing (`sealing`).
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use strongroom_block::CryptoCounters;
 use strongroom_seal::{SealContext, VolumeSealer};
 
 use crate::completion::lock;
-use crate::pipeline::sealing::Sealing;
+use crate::pipeline::boot_time::BootTime;
+use crate::pipeline::current_keys::CurrentKeys;
 use crate::{KeyRequest, KeySource, KeySourceError, VolumeKeys};
 
 /// How long one question waits for a change, at most; a quarter of the lease if that is less.
@@ -32,25 +31,6 @@ const ASK_PAUSE_MAX: Duration = Duration::from_secs(300);
 /// A read waits no longer for the next question; it fails.
 const ASK_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Time since the machine was started, that in which it slept included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct BootTime(Duration);
-
-impl BootTime {
-    pub(crate) fn now() -> BootTime {
-        let time = clock_gettime(ClockId::Boottime);
-        BootTime(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32))
-    }
-
-    pub(crate) fn until(self, later: BootTime) -> Duration {
-        later.0.saturating_sub(self.0)
-    }
-
-    pub(crate) fn after(self, duration: Duration) -> BootTime {
-        BootTime(self.0.saturating_add(duration))
-    }
-}
-
 /// How an attachment stands with its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyStatus {
@@ -67,23 +47,23 @@ pub struct KeyStatus {
 }
 
 /// What follows the source of an attachment's keys.
-pub(crate) struct Keeper(Arc<Shared>);
+pub(crate) struct KeyRenewer(Arc<RenewalThread>);
 
-struct Shared {
+struct RenewalThread {
     source: Arc<dyn KeySource>,
     request: KeyRequest,
     /// Of every epoch but for the epoch.
     context: SealContext,
     counters: Arc<CryptoCounters>,
-    sealing: Weak<Sealing>,
+    keys: Weak<CurrentKeys>,
     /// Tells the engine that it may look again.
     notify: Box<dyn Fn() + Send + Sync>,
-    state: Mutex<State>,
+    state: Mutex<Renewal>,
     /// The end.
     changed: Condvar,
 }
 
-struct State {
+struct Renewal {
     revision: u64,
     /// The newest epoch seen: the source may not go back.
     epoch: u32,
@@ -133,17 +113,17 @@ pub(crate) struct Lent {
     pub(crate) counters: Arc<CryptoCounters>,
 }
 
-impl Keeper {
-    /// Follows the source that has just given `keys`, asked for at `asked`, for as long as there is `sealing`.
+impl KeyRenewer {
+    /// Follows the source that has just given `keys`, asked for at `asked`, for as long as there is `current`.
     pub(crate) fn start(
         lent: Lent,
         keys: &VolumeKeys,
         asked: BootTime,
-        sealing: &Arc<Sealing>,
+        current: &Arc<CurrentKeys>,
         notify: Box<dyn Fn() + Send + Sync>,
-    ) -> std::io::Result<Keeper> {
+    ) -> std::io::Result<KeyRenewer> {
         let Lent { source, request, context, counters } = lent;
-        let state = State {
+        let state = Renewal {
             revision: keys.revision,
             epoch: keys.current_epoch,
             lease: keys.lease.unwrap_or(Duration::MAX),
@@ -153,19 +133,19 @@ impl Keeper {
             questions: Questions::default(),
             ended: false,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RenewalThread {
             source,
             request,
             context,
             counters,
-            sealing: Arc::downgrade(sealing),
+            keys: Arc::downgrade(current),
             notify,
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
         let follower = Arc::clone(&shared);
         std::thread::Builder::new().name("strongroom-keys".into()).spawn(move || follower.follow())?;
-        Ok(Keeper(shared))
+        Ok(KeyRenewer(shared))
     }
 
     /// Asks once more, soon, because of a block under an epoch that there is no key for; the number of that question. The engine is
@@ -196,7 +176,7 @@ impl Keeper {
         state.ended || state.questions.answered >= question
     }
 
-    /// As [`Keeper::ask`], here and now; whether it was asked.
+    /// As [`KeyRenewer::ask`], here and now; whether it was asked.
     pub(crate) fn ask_and_wait(&self, epoch: u32) -> bool {
         let wait = {
             let state = lock(&self.0.state);
@@ -235,18 +215,18 @@ impl Keeper {
     }
 }
 
-impl State {
+impl Renewal {
     /// Whether a block under this epoch is worth a question now.
     fn may_ask(&self, epoch: u32) -> bool {
         !self.ended && epoch > self.epoch && self.questions.wait() <= ASK_WAIT_MAX
     }
 }
 
-impl Shared {
+impl RenewalThread {
     fn follow(&self) {
         let (mut pause, mut refused_pause) = (AWAY_PAUSE_MIN, REFUSED_PAUSE_MIN);
         loop {
-            let Some(has_keys) = self.sealing.upgrade().map(|sealing| sealing.has_keys()) else { return };
+            let Some(has_keys) = self.keys.upgrade().map(|current| current.exist()) else { return };
             let (seen, lease) = {
                 let state = lock(&self.state);
                 if state.ended {
@@ -328,7 +308,7 @@ impl Shared {
 
     /// The source has answered: with keys, or that they are as they were.
     fn take(&self, keys: Option<VolumeKeys>, asked: BootTime) -> Result<(), KeySourceError> {
-        let Some(sealing) = self.sealing.upgrade() else { return Ok(()) };
+        let Some(current) = self.keys.upgrade() else { return Ok(()) };
         let mut state = lock(&self.state);
         let is_late = |keys: &VolumeKeys| keys.revision < state.revision && asked < state.arrived;
         if state.ended || asked < state.asked || keys.as_ref().is_some_and(is_late) {
@@ -367,10 +347,10 @@ impl Shared {
             }
             (state.revision, state.epoch) = (keys.revision, keys.current_epoch);
             state.lease = keys.lease.unwrap_or(Duration::MAX);
-            sealing.hold(sealer, keys.may_seal);
+            current.replace(sealer, keys.may_seal);
         }
         state.asked = asked;
-        sealing.lend_until(asked.after(state.lease));
+        current.lend_until(asked.after(state.lease));
         if state.trouble.take().is_some() {
             tracing::info!(volume = self.request.volume, "the key server answers again");
         }
@@ -380,7 +360,7 @@ impl Shared {
     }
 
     fn failed(&self, error: &KeySourceError) {
-        let Some(sealing) = self.sealing.upgrade() else { return };
+        let Some(current) = self.keys.upgrade() else { return };
         let mut state = lock(&self.state);
         if state.ended {
             return;
@@ -392,7 +372,7 @@ impl Shared {
         state.trouble = Some(words.clone());
         drop(state);
         if !matches!(error, KeySourceError::Unreachable(_)) {
-            sealing.wipe(&words);
+            current.revoke(&words);
             (self.notify)();
         }
     }
@@ -408,6 +388,7 @@ mod tests {
     use strongroom_seal::{KeyPurpose, VolumeKeyFile};
 
     use super::*;
+    use crate::pipeline::sealing::Sealing;
 
     /// Answers at once, always the same, and lends for no time at all.
     struct Hasty;
@@ -434,13 +415,13 @@ mod tests {
         }
     }
 
-    struct Kept {
+    struct Attachment {
         sealing: Arc<Sealing>,
         keys: VolumeKeys,
     }
 
-    impl Kept {
-        fn new() -> Kept {
+    impl Attachment {
+        fn new() -> Attachment {
             let domain = SealingDomain([2; 16]);
             let request = KeyRequest { volume: "vault".into(), volume_id: VolumeId([1; 16]), domain };
             let keys = Silent.volume_keys(&request).unwrap();
@@ -450,13 +431,13 @@ mod tests {
             let asked = BootTime::now();
             sealing.lend(&keys, asked);
             let lent = Lent { source: Arc::new(Silent), request, context, counters };
-            let keeper = Keeper::start(lent, &keys, asked, &sealing, Box::new(|| ())).unwrap();
-            assert!(sealing.keeper.set(keeper).is_ok());
-            Kept { sealing, keys }
+            let renewer = KeyRenewer::start(lent, &keys, asked, sealing.keys(), Box::new(|| ())).unwrap();
+            assert!(sealing.key_renewer.set(renewer).is_ok());
+            Attachment { sealing, keys }
         }
 
-        fn shared(&self) -> &Shared {
-            &self.sealing.keeper.get().unwrap().0
+        fn shared(&self) -> &RenewalThread {
+            &self.sealing.key_renewer.get().unwrap().0
         }
 
         /// An answer arrives.
@@ -468,7 +449,7 @@ mod tests {
         }
     }
 
-    impl Drop for Kept {
+    impl Drop for Attachment {
         fn drop(&mut self) {
             self.sealing.end();
         }
@@ -496,12 +477,12 @@ mod tests {
 
     #[test]
     fn an_answer_that_was_overtaken_is_not_a_server_that_went_back() {
-        let kept = Kept::new();
+        let kept = Attachment::new();
         let (first, second) = (BootTime::now(), BootTime::now());
         // Asked first, answered after the rotation; the other one, asked later, was answered before it.
         kept.arrives(2, 6, first).unwrap();
         kept.arrives(1, 5, second).unwrap();
-        let (epoch, _) = kept.sealing.keeper.get().unwrap().trouble();
+        let (epoch, _) = kept.sealing.key_renewer.get().unwrap().trouble();
         assert_eq!((epoch, kept.sealing.has_keys()), (2, true));
         let error = kept.arrives(1, 5, BootTime::now()).unwrap_err();
         assert!(error.to_string().contains("went back"), "asked when the new epoch was known: {error}");
@@ -512,7 +493,7 @@ mod tests {
     /// A key server that was rolled back would bring back a right that was taken: it is not heeded, whether there are keys or not.
     #[test]
     fn attack_key_an_older_revision_after_the_lease_is_refused() {
-        let kept = Kept::new();
+        let kept = Attachment::new();
         let taken = VolumeKeys { may_seal: false, revision: 7, ..kept.keys.clone() };
         kept.shared().take(Some(taken.clone()), BootTime::now()).unwrap();
         let older = |expected: bool| {
@@ -521,7 +502,7 @@ mod tests {
             assert_eq!(kept.sealing.has_keys(), expected);
         };
         older(true);
-        kept.sealing.lend_until(BootTime::now());
+        kept.sealing.keys().lend_until(BootTime::now());
         assert!(kept.sealing.expire());
         older(false);
         // The newest one is taken, and what it says of rights.
@@ -531,9 +512,9 @@ mod tests {
 
     #[test]
     fn questions_that_bring_nothing_new_become_rare() {
-        let kept = Kept::new();
-        let keeper = kept.sealing.keeper.get().unwrap();
-        assert_eq!(keeper.ask(1), None, "the current one has a key, or is of no use");
+        let kept = Attachment::new();
+        let renewer = kept.sealing.key_renewer.get().unwrap();
+        assert_eq!(renewer.ask(1), None, "the current one has a key, or is of no use");
         let waits = |sent: u32| {
             let mut state = lock(&kept.shared().state);
             (0..sent).for_each(|_| state.questions.send());
@@ -542,7 +523,7 @@ mod tests {
         assert_eq!(waits(1), (ASK_PAUSE_MIN, true));
         assert_eq!(waits(4), (16 * ASK_PAUSE_MIN, false), "a read does not wait so long");
         assert_eq!(waits(20).0, ASK_PAUSE_MAX);
-        assert_eq!((keeper.ask(2), keeper.ask_and_wait(2)), (None, false));
+        assert_eq!((renewer.ask(2), renewer.ask_and_wait(2)), (None, false));
         kept.arrives(2, 6, BootTime::now()).unwrap();
         assert_eq!(lock(&kept.shared().state).questions.pause, Duration::ZERO, "it brought something");
         assert!(lock(&kept.shared().state).may_ask(3));
@@ -560,8 +541,8 @@ mod tests {
         let asked = BootTime::now();
         sealing.lend(&keys, asked);
         let lent = Lent { source: Arc::new(Hasty), request, context, counters };
-        let keeper = Keeper::start(lent, &keys, asked, &sealing, Box::new(|| ())).unwrap();
-        assert!(sealing.keeper.set(keeper).is_ok());
+        let renewer = KeyRenewer::start(lent, &keys, asked, sealing.keys(), Box::new(|| ())).unwrap();
+        assert!(sealing.key_renewer.set(renewer).is_ok());
         let (done, is_done) = sync_channel(1);
         let user = Arc::clone(&sealing);
         let asker = std::thread::spawn(move || {

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use strongroom_block::{DeviceError, DeviceErrorKind, Lba};
+use strongroom_block::{DeviceError, DeviceErrorKind, Lba, Request};
 
 /// Ranges of blocks that are remembered one by one; of further ones only the number of blocks.
 const RANGES_MAX: usize = 8;
@@ -18,6 +18,26 @@ pub(crate) enum LostRequest {
     Write { lba: Lba, blocks: u64 },
     /// It was to make what was written before durable.
     Flush,
+}
+
+impl LostRequest {
+    pub(crate) fn write(lba: Lba, len_bytes: usize, block_bytes: usize) -> LostRequest {
+        LostRequest::Write { lba, blocks: (len_bytes / block_bytes) as u64 }
+    }
+
+    pub(crate) fn write_part(lba: Lba) -> LostRequest {
+        LostRequest::Write { lba, blocks: 1 }
+    }
+
+    /// What is lost if a request fails.
+    pub(crate) fn of(request: &Request, block_bytes: usize) -> Option<LostRequest> {
+        match request {
+            Request::Write { lba, data, .. } => Some(LostRequest::write(*lba, data.len(), block_bytes)),
+            Request::WritePart { lba, .. } => Some(LostRequest::write_part(*lba)),
+            Request::Flush => Some(LostRequest::Flush),
+            Request::Read { .. } | Request::Discard { .. } => None,
+        }
+    }
 }
 
 /// Writes and flushes that failed since a volume was attached. What a program wrote again later, with success, is counted all the same.

@@ -1,4 +1,4 @@
-//! What the end of a command means: done, again, or which error for a person.
+//! What the answer to a command means: done, try again, or which error for a person.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const BUSY_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// What to do with a command that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Outcome {
     /// GOOD.
     Done,
     /// Send the very same again, after a pause.
@@ -44,24 +44,24 @@ pub(crate) struct Retries {
 }
 
 /// Judges the end of a command that began at `lba`, and counts it among those before.
-pub(crate) fn judge(completed: &Completed, lba: Option<Lba>, retries: &mut Retries) -> Verdict {
+pub(crate) fn judge(completed: &Completed, lba: Option<Lba>, retries: &mut Retries) -> Outcome {
     if completed.response != 0 {
         return retry_aborted(retries, lba, "the target could not complete a command");
     }
     match Status::from_byte(completed.status) {
-        Some(Status::Good | Status::ConditionMet) => Verdict::Done,
+        Some(Status::Good | Status::ConditionMet) => Outcome::Done,
         Some(Status::CheckCondition) => match Sense::parse(&completed.sense) {
             Some(sense) => judge_sense(&sense, lba, retries),
             None => retry_aborted(retries, lba, "the target reports an error without saying which"),
         },
         Some(Status::Busy | Status::TaskSetFull) => retry_busy(retries, lba, "the target is busy"),
         Some(Status::TaskAborted) => retry_aborted(retries, lba, "the target keeps aborting a command"),
-        Some(Status::ReservationConflict) => Verdict::Fail(device_error(
+        Some(Status::ReservationConflict) => Outcome::Fail(device_error(
             DeviceErrorKind::ReservationConflict,
             lba,
             "another initiator has reserved the volume; detach it there, or clear its reservation",
         )),
-        None => Verdict::Fail(device_error(
+        None => Outcome::Fail(device_error(
             DeviceErrorKind::Hardware,
             lba,
             format!("the target answers with the unknown status 0x{:02x}; see its log", completed.status),
@@ -69,12 +69,12 @@ pub(crate) fn judge(completed: &Completed, lba: Option<Lba>, retries: &mut Retri
     }
 }
 
-fn judge_sense(sense: &Sense, lba: Option<Lba>, retries: &mut Retries) -> Verdict {
+fn judge_sense(sense: &Sense, lba: Option<Lba>, retries: &mut Retries) -> Outcome {
     let at = sense.information.map(Lba).or(lba);
     let code = format!("sense {:x}/{:02x}/{:02x}", sense.key as u8, sense.asc, sense.ascq);
-    let fail = |kind, message: String| Verdict::Fail(device_error(kind, at, message));
+    let fail = |kind, message: String| Outcome::Fail(device_error(kind, at, message));
     match sense.key {
-        SenseKey::NoSense | SenseKey::RecoveredError | SenseKey::Completed => Verdict::Done,
+        SenseKey::NoSense | SenseKey::RecoveredError | SenseKey::Completed => Outcome::Done,
         // The attention concerns what was before this command; the command itself was not done.
         SenseKey::UnitAttention => retry_aborted(retries, lba, "the unit keeps asking for attention"),
         SenseKey::AbortedCommand => retry_aborted(retries, lba, &format!("the target keeps aborting a command ({code})")),
@@ -82,7 +82,7 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, retries: &mut Retries) -> Verdic
             fail(DeviceErrorKind::Refused, "the unit was stopped at the target; start it there".into())
         }
         SenseKey::NotReady => retry_busy(retries, lba, "the unit is not ready"),
-        SenseKey::Miscompare => Verdict::Miscompare,
+        SenseKey::Miscompare => Outcome::Miscompare,
         SenseKey::MediumError => fail(
             DeviceErrorKind::Medium,
             format!(
@@ -95,9 +95,9 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, retries: &mut Retries) -> Verdic
         SenseKey::DataProtect => {
             fail(DeviceErrorKind::ReadOnly, "this initiator may not write to the volume; attach it read-only".into())
         }
-        SenseKey::IllegalRequest if sense.is(&Sense::NO_OLDER_VERSION) => Verdict::NoOlderVersion,
-        SenseKey::IllegalRequest if sense.is(&Sense::INVALID_OPCODE) => Verdict::NotSupported,
-        SenseKey::IllegalRequest if sense.is(&Sense::UNKNOWN_ATTACHMENT) => Verdict::UnknownAttachment,
+        SenseKey::IllegalRequest if sense.is(&Sense::NO_OLDER_VERSION) => Outcome::NoOlderVersion,
+        SenseKey::IllegalRequest if sense.is(&Sense::INVALID_OPCODE) => Outcome::NotSupported,
+        SenseKey::IllegalRequest if sense.is(&Sense::UNKNOWN_ATTACHMENT) => Outcome::UnknownAttachment,
         SenseKey::IllegalRequest if sense.is(&Sense::REPLAY_LOST) => fail(
             DeviceErrorKind::Hardware,
             "a crash of the target took an unflushed write of this block, and before it was sent again another initiator wrote a part of the \
@@ -124,22 +124,98 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, retries: &mut Retries) -> Verdic
     }
 }
 
-fn retry_aborted(retries: &mut Retries, lba: Option<Lba>, what: &str) -> Verdict {
+fn retry_aborted(retries: &mut Retries, lba: Option<Lba>, what: &str) -> Outcome {
     retries.aborted += 1;
     let tries = retries.aborted;
     if tries < TRIES_MAX {
-        return Verdict::Retry(if tries < 3 { Duration::ZERO } else { BUSY_PAUSE_MIN * tries });
+        return Outcome::Retry(if tries < 3 { Duration::ZERO } else { BUSY_PAUSE_MIN * tries });
     }
-    Verdict::Fail(device_error(DeviceErrorKind::Hardware, lba, format!("{what}, {tries} times; see the target's log")))
+    Outcome::Fail(device_error(DeviceErrorKind::Hardware, lba, format!("{what}, {tries} times; see the target's log")))
 }
 
-fn retry_busy(retries: &mut Retries, lba: Option<Lba>, what: &str) -> Verdict {
+fn retry_busy(retries: &mut Retries, lba: Option<Lba>, what: &str) -> Outcome {
     retries.busy += 1;
     let tries = retries.busy;
     if tries < BUSY_TRIES_MAX {
-        return Verdict::Retry((BUSY_PAUSE_MIN * tries).min(BUSY_PAUSE_MAX));
+        return Outcome::Retry((BUSY_PAUSE_MIN * tries).min(BUSY_PAUSE_MAX));
     }
-    Verdict::Fail(device_error(DeviceErrorKind::Hardware, lba, format!("{what} for too long; see its log")))
+    Outcome::Fail(device_error(DeviceErrorKind::Hardware, lba, format!("{what} for too long; see its log")))
+}
+
+/// Whether a command succeeded at the target.
+pub(crate) fn is_good(completed: &Completed) -> bool {
+    completed.response == 0 && completed.status == Status::Good as u8
+}
+
+/// Whether the answer to a question is that there is none.
+pub(crate) fn is_no_answer(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::NoOlderVersion | Outcome::NotSupported)
+}
+
+/// The error of an outcome that the operation does not expect.
+pub(crate) fn unexpected(outcome: &Outcome, lba: Option<Lba>) -> DeviceError {
+    let (kind, message) = match outcome {
+        Outcome::Miscompare => {
+            (DeviceErrorKind::Refused, "the block was written by somebody else in the meantime; try again")
+        }
+        Outcome::NotSupported => {
+            (DeviceErrorKind::Refused, "the target does not know a command that is needed; update it")
+        }
+        _ => (DeviceErrorKind::Hardware, "the target answers in a way that makes no sense; see its log"),
+    };
+    device_error(kind, lba, message)
+}
+
+/// Whether a command that is tried again may have been executed all the same.
+pub(crate) fn may_have_been_executed(completed: &Completed) -> bool {
+    let sense = Sense::parse(&completed.sense);
+    match Status::from_byte(completed.status) {
+        _ if completed.response != 0 => true,
+        Some(Status::Busy | Status::TaskSetFull) => false,
+        Some(Status::CheckCondition) => !sense.is_some_and(|sense| {
+            matches!(sense.key, SenseKey::UnitAttention | SenseKey::NotReady | SenseKey::IllegalRequest)
+        }),
+        _ => true,
+    }
+}
+
+/// Whether the unit says that commands before this one were ended without an answer.
+pub(crate) fn says_reset(completed: &Completed) -> bool {
+    let sense = Sense::parse(&completed.sense);
+    completed.status == Status::CheckCondition as u8
+        && sense.is_some_and(|sense| {
+            sense.key == SenseKey::UnitAttention && matches!((sense.asc, sense.ascq), (0x29, _) | (0x2f, 0x00))
+        })
+}
+
+/// What a unit attention says has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Size,
+    /// Or a writer lease.
+    Reservations,
+}
+
+/// What a unit attention says has changed; people are told. The command itself is only tried again.
+pub(crate) fn change(completed: &Completed) -> Option<Change> {
+    if completed.status != Status::CheckCondition as u8 {
+        return None;
+    }
+    let sense = Sense::parse(&completed.sense).filter(|sense| sense.key == SenseKey::UnitAttention)?;
+    match (sense.asc, sense.ascq) {
+        (0x2a, 0x09) => {
+            tracing::info!("the volume's size has changed");
+            Some(Change::Size)
+        }
+        (0x2a, 0x03..=0x05) => {
+            tracing::warn!("somebody changed the reservations of the volume, perhaps ours with them");
+            Some(Change::Reservations)
+        }
+        (asc, ascq) => {
+            tracing::debug!(asc, ascq, "the unit asks for attention");
+            None
+        }
+    }
 }
 
 #[cfg(test)]
@@ -162,13 +238,13 @@ mod tests {
         }
     }
 
-    fn judge_first(completed: &Completed) -> Verdict {
+    fn judge_first(completed: &Completed) -> Outcome {
         judge(completed, None, &mut Retries::default())
     }
 
     fn kind(sense: Sense) -> DeviceErrorKind {
         match judge(&ended(2, Some(sense)), Some(Lba(1)), &mut Retries::default()) {
-            Verdict::Fail(error) => error.kind,
+            Outcome::Fail(error) => error.kind,
             other => panic!("{other:?}"),
         }
     }
@@ -182,15 +258,15 @@ mod tests {
         assert_eq!(kind(Sense::LBA_OUT_OF_RANGE), DeviceErrorKind::OutOfRange);
         assert_eq!(kind(Sense::INVALID_SEAL_RECORD), DeviceErrorKind::Refused);
         assert_eq!(kind(Sense::DOES_NOT_OPEN), DeviceErrorKind::Refused);
-        assert_eq!(judge_first(&ended(2, Some(Sense::MISCOMPARE))), Verdict::Miscompare);
-        assert_eq!(judge_first(&ended(2, Some(Sense::NO_OLDER_VERSION))), Verdict::NoOlderVersion);
-        assert_eq!(judge_first(&ended(0, None)), Verdict::Done);
+        assert_eq!(judge_first(&ended(2, Some(Sense::MISCOMPARE))), Outcome::Miscompare);
+        assert_eq!(judge_first(&ended(2, Some(Sense::NO_OLDER_VERSION))), Outcome::NoOlderVersion);
+        assert_eq!(judge_first(&ended(0, None)), Outcome::Done);
     }
 
     #[test]
     fn the_block_named_by_the_target_is_reported() {
         let ended = ended(2, Some(Sense::UNRECOVERED_READ.at(Lba(77))));
-        let Verdict::Fail(error) = judge(&ended, Some(Lba(70)), &mut Retries::default()) else {
+        let Outcome::Fail(error) = judge(&ended, Some(Lba(70)), &mut Retries::default()) else {
             panic!("a medium error fails")
         };
         assert_eq!(error.lba, Some(Lba(77)));
@@ -201,9 +277,9 @@ mod tests {
         for (status, sense) in [(2, Some(Sense::CHECKSUM_ON_ARRIVAL)), (2, None), (8, None), (0x28, None), (0x40, None)]
         {
             let ended = ended(status, sense);
-            assert!(matches!(judge_first(&ended), Verdict::Retry(_)));
+            assert!(matches!(judge_first(&ended), Outcome::Retry(_)));
             let mut retries = Retries { aborted: 10_000, busy: 10_000 };
-            assert!(matches!(judge(&ended, None, &mut retries), Verdict::Fail(_)));
+            assert!(matches!(judge(&ended, None, &mut retries), Outcome::Fail(_)));
         }
     }
 
@@ -213,12 +289,12 @@ mod tests {
         let (full, attention) = (ended(0x28, None), ended(2, Some(attention)));
         let mut retries = Retries::default();
         for _ in 0..BUSY_TRIES_MAX - 1 {
-            assert!(matches!(judge(&full, None, &mut retries), Verdict::Retry(_)));
+            assert!(matches!(judge(&full, None, &mut retries), Outcome::Retry(_)));
         }
         for _ in 0..TRIES_MAX - 1 {
-            assert!(matches!(judge(&attention, None, &mut retries), Verdict::Retry(_)));
+            assert!(matches!(judge(&attention, None, &mut retries), Outcome::Retry(_)));
         }
-        assert!(matches!(judge(&attention, None, &mut retries), Verdict::Fail(_)));
-        assert!(matches!(judge(&full, None, &mut retries), Verdict::Fail(_)));
+        assert!(matches!(judge(&attention, None, &mut retries), Outcome::Fail(_)));
+        assert!(matches!(judge(&full, None, &mut retries), Outcome::Fail(_)));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,42 +19,23 @@ use zeroize::Zeroizing;
 
 use crate::VolumeKeys;
 use crate::completion::{device_error, lock};
-use crate::pipeline::engine::ReadFault;
-use crate::pipeline::key_renewal::{BootTime, Keeper, KeyStatus};
+use crate::pipeline::boot_time::BootTime;
+use crate::pipeline::current_keys::{CurrentKeys, KeysInUse, NoKeys};
+use crate::pipeline::key_renewal::{KeyRenewer, KeyStatus};
+use crate::pipeline::read_fault::ReadFault;
 use crate::pipeline::stamps::{Forked, Stamps};
 
 /// The sealer and the stamps of one attachment.
 pub(crate) struct Sealing {
-    keys: RwLock<Keys>,
+    keys: Arc<CurrentKeys>,
     stamps: Mutex<Stamps>,
     block_size: BlockSize,
     record_bytes: usize,
-    /// Follows the source of keys that are only lent.
-    pub(crate) keeper: OnceLock<Keeper>,
+    /// Renews the lease of keys that are only lent.
+    pub(crate) key_renewer: OnceLock<KeyRenewer>,
     /// The blocks that there was no key for lately, and their epochs: what an unauthenticated record says.
     unknown: Mutex<VecDeque<(Lba, u32)>>,
     speed: Speed,
-}
-
-/// What there is to seal and open with.
-enum Keys {
-    Held {
-        sealer: Arc<VolumeSealer>,
-        may_seal: bool,
-        /// `None`: as long as the attachment lasts.
-        until: Option<BootTime>,
-    },
-    /// Wiped, and why. Those that were not taken back come again when their source is heard of.
-    Gone { why: String, taken_back: bool },
-}
-
-impl Keys {
-    fn wipe(&mut self, why: String, taken_back: bool) {
-        if let Keys::Held { .. } = self {
-            tracing::error!(why, "the volume's keys are wiped: reads and writes fail until there are keys again");
-        }
-        *self = Keys::Gone { why, taken_back };
-    }
 }
 
 impl std::fmt::Debug for Sealing {
@@ -151,13 +132,12 @@ pub(crate) struct SealedBlocks {
 impl Sealing {
     pub(crate) fn new(sealer: VolumeSealer) -> Sealing {
         let (block_size, record_bytes) = (sealer.context().block_size, sealer.record_bytes());
-        let keys = Keys::Held { sealer: Arc::new(sealer), may_seal: true, until: None };
         Sealing {
-            keys: RwLock::new(keys),
+            keys: Arc::new(CurrentKeys::new(sealer)),
             stamps: Mutex::new(Stamps::new()),
             block_size,
             record_bytes,
-            keeper: OnceLock::new(),
+            key_renewer: OnceLock::new(),
             unknown: Mutex::default(),
             speed: Speed::default(),
         }
@@ -166,7 +146,7 @@ impl Sealing {
     /// After a reconnect: the volume's current keys, a new attach id, and no key that was drawn before.
     pub(crate) fn renew(&self, sealer: Option<VolumeSealer>) {
         if let Some(sealer) = sealer {
-            self.hold(sealer, true);
+            self.keys.replace(sealer, true);
         } else if let Ok(sealer) = self.sealer()
             && let VolumeSealer::BlockKeys(keys) = &*sealer
         {
@@ -190,93 +170,51 @@ impl Sealing {
         self.record_bytes
     }
 
-    fn keys(&self) -> RwLockReadGuard<'_, Keys> {
-        self.keys.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn keys_mut(&self) -> RwLockWriteGuard<'_, Keys> {
-        self.keys.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// From now on with these keys, and no others. The lease stays as it was.
-    pub(crate) fn hold(&self, new: VolumeSealer, allowed: bool) {
-        let mut keys = self.keys_mut();
-        let until = if let Keys::Held { until, .. } = &*keys { *until } else { None };
-        *keys = Keys::Held { sealer: Arc::new(new), may_seal: allowed, until };
+    /// The keys, for who renews their lease.
+    pub(crate) fn keys(&self) -> &Arc<CurrentKeys> {
+        &self.keys
     }
 
     /// The keys that it was made with are lent.
     pub(crate) fn lend(&self, lent: &VolumeKeys, asked: BootTime) {
-        if let Keys::Held { may_seal, until, .. } = &mut *self.keys_mut() {
-            *may_seal = lent.may_seal;
-            *until = lent.lease.map(|lease| asked.after(lease));
-        }
-    }
-
-    /// The keys may be used so long.
-    pub(crate) fn lend_until(&self, end: BootTime) {
-        if let Keys::Held { until, .. } = &mut *self.keys_mut() {
-            *until = Some(end);
-        }
-    }
-
-    /// The keys were taken back; whoever is using one just now finishes that block.
-    pub(crate) fn wipe(&self, why: &str) {
-        self.keys_mut().wipe(why.to_owned(), true);
+        self.keys.lend(lent.may_seal, lent.lease.map(|lease| asked.after(lease)));
     }
 
     /// How long the keys may still be used; `None` without a lease, or without keys.
     pub(crate) fn lease_left(&self) -> Option<Duration> {
-        match &*self.keys() {
-            Keys::Held { until, .. } => until.map(|until| BootTime::now().until(until)),
-            Keys::Gone { .. } => None,
-        }
+        self.keys.lease_left()
     }
 
     /// Wipes keys whose lease has ended; whether it did.
     pub(crate) fn expire(&self) -> bool {
-        if self.lease_left().is_none_or(|left| !left.is_zero()) {
-            return false;
-        }
-        let why = self.silence();
-        let mut keys = self.keys_mut();
-        // It may have been renewed just now.
-        let is_over = matches!(&*keys, Keys::Held { until: Some(until), .. } if *until <= BootTime::now());
-        if is_over {
-            keys.wipe(why, false);
-        }
-        is_over
+        self.lease_left().is_some_and(|left| left.is_zero()) && self.keys.expire(self.silence())
     }
 
-    /// Why there are no keys when a lease has ended. Not to be asked while the keys are locked: who follows their source locks its state
-    /// first, and them then.
+    /// Why there are no keys when a lease has ended. Not to be asked while the keys are locked: the key renewer locks its own state first
+    /// and then the keys.
     fn silence(&self) -> String {
-        let trouble = self.keeper.get().and_then(|keeper| keeper.trouble().1);
+        let trouble = self.key_renewer.get().and_then(|renewer| renewer.trouble().1);
         let trouble = trouble.map(|trouble| format!(" ({trouble})")).unwrap_or_default();
         format!("the key server was not heard of for longer than its keys are lent{trouble}")
     }
 
     pub(crate) fn has_keys(&self) -> bool {
-        matches!(&*self.keys(), Keys::Held { .. })
+        self.keys.exist()
     }
 
     /// How keys that are lent stand; `None` for others.
     pub(crate) fn key_status(&self) -> Option<KeyStatus> {
-        let (epoch, trouble) = self.keeper.get()?.trouble();
-        Some(match &*self.keys() {
-            Keys::Held { sealer, may_seal, until } => KeyStatus {
-                epoch,
-                epochs: sealer.epochs(),
-                may_seal: *may_seal,
-                lease_left: until.map_or(Duration::ZERO, |until| BootTime::now().until(until)),
-                trouble,
-            },
-            Keys::Gone { why, .. } => KeyStatus {
+        let (epoch, trouble) = self.key_renewer.get()?.trouble();
+        Some(match self.keys.in_use() {
+            Ok(KeysInUse { epochs, may_seal, lease_left }) => {
+                KeyStatus { epoch, epochs, may_seal, lease_left: lease_left.unwrap_or_default(), trouble }
+            }
+            Err(why) => KeyStatus {
                 epoch,
                 epochs: Vec::new(),
                 may_seal: false,
                 lease_left: Duration::ZERO,
-                trouble: Some(trouble.unwrap_or_else(|| why.clone())),
+                trouble: Some(trouble.unwrap_or(why)),
             },
         })
     }
@@ -291,51 +229,45 @@ impl Sealing {
     /// There was no key for a block: the number of a question about its epoch, whose answer wakes the engine. `None` if nobody can be
     /// asked, or need be.
     pub(crate) fn ask_for_keys(&self, lba: Option<Lba>) -> Option<u64> {
-        self.keeper.get().filter(|_| self.has_keys())?.ask(self.unknown_epoch(lba)?)
+        self.key_renewer.get().filter(|_| self.has_keys())?.ask(self.unknown_epoch(lba)?)
     }
 
     /// Whether the answer has come, or never will.
     pub(crate) fn is_answered(&self, question: u64) -> bool {
-        self.keeper.get().is_none_or(|keeper| keeper.is_answered(question))
+        self.key_renewer.get().is_none_or(|renewer| renewer.is_answered(question))
     }
 
     /// The same, and waits for the answer.
     pub(crate) fn ask_for_keys_and_wait(&self, lba: Lba) -> bool {
-        let keeper = self.keeper.get().filter(|_| self.has_keys());
-        keeper.zip(self.unknown_epoch(Some(lba))).is_some_and(|(keeper, epoch)| keeper.ask_and_wait(epoch))
+        let renewer = self.key_renewer.get().filter(|_| self.has_keys());
+        renewer.zip(self.unknown_epoch(Some(lba))).is_some_and(|(renewer, epoch)| renewer.ask_and_wait(epoch))
     }
 
     /// The attachment ends: nothing is left of its keys.
     pub(crate) fn end(&self) {
-        if let Some(keeper) = self.keeper.get() {
-            keeper.end();
-            *self.keys_mut() = Keys::Gone { why: "the volume was detached".to_owned(), taken_back: true };
+        if let Some(renewer) = self.key_renewer.get() {
+            renewer.end();
+            self.keys.end("the volume was detached");
         }
     }
 
     /// What opens, as long as that is allowed.
     pub(crate) fn sealer(&self) -> Result<Arc<VolumeSealer>, DeviceError> {
-        let why = match &*self.keys() {
-            Keys::Held { sealer, until, .. } if until.is_none_or(|until| BootTime::now() < until) => {
-                return Ok(sealer.clone());
-            }
-            Keys::Held { .. } => None,
-            Keys::Gone { why, .. } => Some(why.clone()),
-        };
-        Err(no_keys(&why.unwrap_or_else(|| self.silence())))
+        self.keys.sealer().map_err(|missing| match missing {
+            NoKeys::LeaseEnded => no_keys(&self.silence()),
+            NoKeys::Wiped(why) => no_keys(&why),
+        })
     }
 
     /// Whether something failed for keys that come again once their source is heard of: they were not taken back, and it is not the
     /// key of one block that is missing among others.
     pub(crate) fn is_passing(&self, error: &DeviceError) -> bool {
-        error.kind == DeviceErrorKind::NoKey
-            && error.lba.is_none()
-            && !matches!(&*self.keys(), Keys::Gone { taken_back: true, .. })
+        error.kind == DeviceErrorKind::NoKey && error.lba.is_none() && !self.keys.are_revoked()
     }
 
     /// What seals, as long as that is allowed.
     fn sealer_for_writes(&self) -> Result<Arc<VolumeSealer>, DeviceError> {
-        if let Keys::Held { may_seal: false, .. } = &*self.keys() {
+        if self.keys.are_read_only() {
             let message = "the key server lets this identity read the volume, not write it; attach it read-only, or ask its \
                            owner for the right 'seal'";
             return Err(device_error(DeviceErrorKind::ReadOnly, None, message));

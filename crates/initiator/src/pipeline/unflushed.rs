@@ -67,6 +67,7 @@ pub(crate) enum Logged {
 }
 
 impl Entry {
+    #[cfg(test)]
     pub(crate) fn write(
         lba: Lba,
         block_bytes: usize,

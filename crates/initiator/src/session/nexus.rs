@@ -555,10 +555,10 @@ impl Nexus {
                 match session.submit(command) {
                     Ok(task) => drop(self.tasks.insert(task, Task::Engine(id))),
                     Err(SubmitError::QueueFull | SubmitError::NotLoggedIn) => {
-                        engine.not_sent(id);
+                        engine.not_sent(id, None);
                         break;
                     }
-                    Err(SubmitError::Malformed(why)) => engine.cannot_be_sent(id, why),
+                    Err(SubmitError::Malformed(why)) => engine.not_sent(id, Some(why)),
                 }
             }
         }

@@ -9,7 +9,7 @@ use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::inquiry::{self, BlockLimits, StandardInquiry};
 use strongroom_scsi::{cdb, vendor};
 
-use crate::pipeline::outcome::{Retries, Verdict, judge};
+use crate::pipeline::outcome::{Outcome, Retries, judge};
 use crate::pipeline::unit::{SealedUnit, UnitDescription};
 use crate::{AttachError, SealedClaims};
 
@@ -102,11 +102,11 @@ impl Probe {
 
     pub(crate) fn completed(&mut self, completed: &Completed) -> Step {
         match judge(completed, None, &mut self.retries) {
-            Verdict::Done => {}
-            Verdict::Retry(after) => return Step::Ask(after),
+            Outcome::Done => {}
+            Outcome::Retry(after) => return Step::Ask(after),
             // Optional for the target; what follows from their absence was assumed already.
             _ if matches!(self.question, Question::Pages | Question::Limits) => self.answer.clear(),
-            Verdict::Fail(error) => return Step::Failed(AttachError::Unsupported(error.message)),
+            Outcome::Fail(error) => return Step::Failed(AttachError::Unsupported(error.message)),
             verdict => {
                 let what = format!("{:?} was answered with {verdict:?}; is this a disk?", self.question);
                 return Step::Failed(AttachError::Unsupported(what));

@@ -11,7 +11,7 @@ use strongroom_scsi::{Status, VendorCommand};
 
 use crate::completion::device_error;
 use crate::lease::{WriterConflict, describe};
-use crate::pipeline::outcome::{Retries, Verdict, judge};
+use crate::pipeline::outcome::{Outcome, Retries, judge};
 use crate::pipeline::stamps::random;
 use crate::pipeline::unit::UnitDescription;
 use crate::{AttachError, AttachOptions};
@@ -111,12 +111,12 @@ impl LeaseTalk {
             return LeaseStep::Ask(Duration::ZERO);
         }
         match judge(completed, None, &mut self.retries) {
-            Verdict::Done => self.answered(),
-            Verdict::Retry(after) => LeaseStep::Ask(after),
-            Verdict::Fail(error) if error.kind == DeviceErrorKind::ReadOnly => LeaseStep::Done(LeaseOutcome::ReadOnly),
+            Outcome::Done => self.answered(),
+            Outcome::Retry(after) => LeaseStep::Ask(after),
+            Outcome::Fail(error) if error.kind == DeviceErrorKind::ReadOnly => LeaseStep::Done(LeaseOutcome::ReadOnly),
             // It ends by itself.
             _ if self.question == Question::Release => LeaseStep::Done(LeaseOutcome::Released),
-            Verdict::Fail(error) => {
+            Outcome::Fail(error) => {
                 let what = format!("the target could not give out its writer lease: {}", error.message);
                 LeaseStep::Failed(match &self.question {
                     // It may be well again when it is asked the next time.

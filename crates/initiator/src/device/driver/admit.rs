@@ -9,8 +9,9 @@ use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 
 use super::{Attached, Driver, Purpose, State};
 use crate::completion::lock;
-use crate::pipeline::engine::Engine;
-use crate::pipeline::key_renewal::{BootTime, Keeper, Lent};
+use crate::pipeline::boot_time::BootTime;
+use crate::pipeline::engine::{Engine, EngineOptions};
+use crate::pipeline::key_renewal::{KeyRenewer, Lent};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::stamps::fill_random;
 use crate::pipeline::unit::UnitDescription;
@@ -170,12 +171,15 @@ impl Driver {
     pub(super) fn opened(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
         self.unit = Some(unit.clone());
         let engine = self.engine.get_or_insert_with(|| {
-            let feedback = self.options.verified_feedback && !self.options.read_only;
-            let engine = Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, feedback);
-            let engine = engine.with_patience(self.options.timeouts.give_up);
-            engine
-                .with_pipeline(self.options.pipeline)
-                .with_planted(self.options.marks_flushes_late, self.options.forgets_operations)
+            let options = EngineOptions {
+                limits: self.options.limits,
+                pipeline: self.options.pipeline,
+                patience: self.options.timeouts.give_up,
+                verified_feedback: self.options.verified_feedback && !self.options.read_only,
+                marks_flushes_late: self.options.marks_flushes_late,
+                forgets_operations: self.options.forgets_operations,
+            };
+            Engine::new(unit.clone(), self.sealing.clone(), options)
         });
         match self.lease.lost() {
             // Before anything is sent again.
@@ -219,8 +223,8 @@ impl Driver {
                 intake.keys_changed();
             }
         };
-        let keeper = Keeper::start(lent, keys, asked, sealing, Box::new(notify))?;
-        assert!(sealing.keeper.set(keeper).is_ok(), "made for this one");
+        let renewer = KeyRenewer::start(lent, keys, asked, sealing.keys(), Box::new(notify))?;
+        assert!(sealing.key_renewer.set(renewer).is_ok(), "made for this one");
         Ok(())
     }
 

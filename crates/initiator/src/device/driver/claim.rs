@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Attached, Driver, Engine, LOGOUT_TIMEOUT, State};
+use super::{Attached, Driver, LOGOUT_TIMEOUT, State};
 use crate::AttachError;
 use crate::completion::lock;
 use crate::pipeline::unit::UnitDescription;
@@ -77,7 +77,7 @@ impl Driver {
 
     /// Something stands against us: asks whether the lease still is ours.
     pub(super) fn look_at_lease(&mut self) {
-        if !self.engine.as_ref().is_some_and(Engine::doubts_lease) || !self.lease.is_held() {
+        if !self.engine.as_ref().is_some_and(|engine| engine.lease.is_doubted()) || !self.lease.is_held() {
             return;
         }
         if let (State::Active(nexus), Some(unit)) = (&mut self.state, &self.unit)

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use super::{Driver, State};
 use crate::AttachError;
-use crate::pipeline::engine::Engine;
 
 impl Driver {
     /// Ends a lease that is over, and tells the engine what has changed.
@@ -22,7 +21,7 @@ impl Driver {
     /// in a socket does not, if the connection is reset.
     fn cut_without_keys(&mut self, now: Instant) {
         let is_gone = self.sealing.as_ref().is_some_and(|sealing| !sealing.has_keys());
-        if !is_gone || !self.engine.as_ref().is_some_and(Engine::has_unanswered_writes) {
+        if !is_gone || !self.engine.as_ref().is_some_and(|engine| engine.table.has_unanswered_writes()) {
             return;
         }
         if let State::Active(nexus) = &mut self.state {

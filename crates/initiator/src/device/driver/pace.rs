@@ -36,7 +36,7 @@ impl Driver {
         if let (Some(round_trip), Some(smallest)) =
             (paths.iter().map(|path| path.round_trip).min(), paths.iter().map(|path| path.smallest_round_trip).min())
         {
-            engine.path(PathSample {
+            engine.windows.path(PathSample {
                 round_trip,
                 smallest,
                 unsent_bytes: paths.iter().map(|path| u64::from(path.unsent_bytes)).sum(),
@@ -45,16 +45,16 @@ impl Driver {
             });
         }
         let seal_rate = self.sealing.as_ref().and_then(|sealing| sealing.bytes_per_second());
-        let workers = engine.workers(seal_rate.unwrap_or(0.0), processors());
+        let workers = engine.windows.workers(seal_rate.unwrap_or(0.0), processors());
         self.pace.workers = workers as usize;
         let seal_here_bytes_max = match (self.options.pipeline, &self.sealing, workers) {
             (Pipeline::Fixed { .. }, ..) => 0,
             (Pipeline::Auto, Some(sealing), 1..) => inline_bytes_max(sealing),
             (Pipeline::Auto, ..) => usize::MAX,
         };
-        self.intake.adapt(seal_here_bytes_max, engine.request_bytes_max());
-        self.intake.set_ahead_bytes(engine.ahead_bytes());
-        let mut status = engine.pipeline_status();
+        self.intake.adapt(seal_here_bytes_max, engine.windows.request_bytes_max());
+        self.intake.set_ahead_bytes(engine.windows.ahead_bytes());
+        let mut status = engine.windows.status();
         (status.workers, status.seal_bytes_per_second) = (workers, seal_rate);
         status.congestion = paths.into_iter().next().and_then(|path| path.congestion);
         lock(&self.status).pipeline = status;

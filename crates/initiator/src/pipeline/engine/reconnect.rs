@@ -1,87 +1,50 @@
-//! Connections that come and go beneath the engine: what is sent again, what is replayed, and what fails when nobody waits any longer.
+//! Connections and keys that come and go beneath the engine: what is sent again, what is replayed, and what fails.
 
 use std::sync::Arc;
 
-use strongroom_block::{DeviceError, Lba};
+use strongroom_block::DeviceError;
 
-use super::command::CommandKind;
-use super::finish::lost_request;
-use super::{Engine, Op, OpWork, Phase, Ready};
-use crate::pipeline::request::{FailedRequest, FinishedOp, Reply, Work};
-use crate::pipeline::unflushed::{Piece, PieceContent, Stored};
+use super::Engine;
+use crate::pipeline::operation::{Discard, Hole, Operation, Write};
+use crate::pipeline::request::Purpose;
+use crate::pipeline::unflushed::{Piece, PieceContent};
 use crate::pipeline::unit::UnitDescription;
-use crate::pipeline::write_order::{Range, WriteOrder};
 
 impl Engine {
     /// A connection to the unit stands. `restarted`: the target may have lost what was not flushed.
     pub(crate) fn connected(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
+        self.table.capabilities = self.windows.capabilities(&unit, self.table.capabilities.has_lba_status);
         self.unit = unit;
-        self.phase = Phase::Up;
         self.refetching.connected();
-        self.replay_due |= restarted;
-        if self.replay_due {
+        if self.replay.connected(restarted) {
             self.begin_replay();
         }
     }
 
     /// Sends again what the log has, as soon as there are keys for all of it.
-    pub(super) fn begin_replay(&mut self) {
-        self.phase = Phase::Replaying;
-        let pieces = self.log.pieces(self.block_bytes());
-        let mut works = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            works.push(self.replay_work(piece));
+    fn begin_replay(&mut self) {
+        self.replay.begin();
+        let block_bytes = self.unit.geometry.block_size.len();
+        let pieces = self.flushes.log.pieces(block_bytes);
+        if !pieces.is_empty() {
+            tracing::info!(pieces = pieces.len(), bytes = self.flushes.log.bytes(), "sending unflushed writes again");
         }
-        if !works.is_empty() {
-            tracing::info!(pieces = works.len(), bytes = self.log.bytes(), "sending unflushed writes again");
+        for Piece { what, stored } in pieces {
+            self.replay.add_request();
+            let (blocks, operation): (u64, Operation) = match what {
+                PieceContent::Write { lba, data, records } => {
+                    ((data.len() / block_bytes) as u64, Write { lba, data, records, fua: false }.into())
+                }
+                PieceContent::Hole(hole) => (hole.count, Hole(hole).into()),
+                PieceContent::Discard(range) => {
+                    let count = range.end - range.start;
+                    (count, Discard { lba: strongroom_block::Lba(range.start), count }.into())
+                }
+            };
+            self.counters.blocks_replayed += blocks;
+            self.table.begin_own(operation, Purpose::Replay, stored);
         }
-        for (range, work, stored) in works {
-            self.replay(range, work, stored);
-        }
-        self.replay_done_if_empty();
-    }
-
-    fn replay_work(&self, Piece { what, stored }: Piece) -> (Range, Work, Option<Stored>) {
-        match what {
-            PieceContent::Write { lba, data, records } => {
-                let range = Range::new(lba, (data.len() / self.block_bytes()) as u64);
-                (range, Work::Write { lba, data, records, fua: false }, stored)
-            }
-            PieceContent::Hole(hole) => (Range::new(hole.start, hole.count), Work::Hole(hole), stored),
-            PieceContent::Discard(range) => {
-                (range, Work::Discard { lba: Lba(range.start), count: range.end - range.start }, stored)
-            }
-        }
-    }
-
-    fn replay(&mut self, range: Range, work: Work, stored: Option<Stored>) {
-        self.counters.blocks_replayed += range.end - range.start;
-        self.replay_ops += 1;
-        let key = self.ops.insert(Op {
-            reply: Reply::Nobody,
-            cost_bytes: 0,
-            work: OpWork::Plain(work),
-            holds: None,
-            is_replay: true,
-            stored,
-            outstanding: 0,
-            cursor: range,
-            error: None,
-        });
-        self.start(key);
-    }
-
-    pub(super) fn replay_done_if_empty(&mut self) {
-        if self.phase == Phase::Replaying && self.replay_ops == 0 {
-            let superseded = std::mem::take(&mut self.replay_superseded);
-            tracing::info!(
-                superseded,
-                "unflushed writes are with the target again, but for blocks that hold something newer"
-            );
-            self.replay_due = false;
-            self.without_keys_since = None;
-            self.phase = Phase::Up;
-        }
+        self.replay.end_if_complete();
     }
 
     /// One of the connections is gone, whether the session is or not. A machine resumed from a snapshot has lost them all: what it
@@ -95,95 +58,83 @@ impl Engine {
     /// The session is gone; what was in flight has an unknown outcome and will be sent again, as it was.
     pub(crate) fn disconnected(&mut self) {
         self.connection_lost();
-        self.phase = Phase::Down;
-        self.was_reset = false;
-        self.in_flight = 0;
-        self.writing_bytes = 0;
-        self.delayed.clear();
-        self.awaiting_keys.clear();
+        self.replay.disconnected();
+        self.in_flight.disconnected();
+        self.key_questions.disconnected();
         self.lease.disconnected();
         self.refetching.disconnected();
-        self.replay_ready.clear();
-        self.registrations.disconnected();
-        self.registration_ready = None;
-        self.replay_ops = 0;
-        self.replay_superseded = 0;
-        self.replay_waits = None;
-        self.writes.disconnected();
-        self.reads.disconnected();
-        let ops = &mut self.ops;
-        self.commands.retain(|_, command| !ops[command.op].is_replay);
-        ops.retain(|_, op| !op.is_replay);
-        let mut again: Vec<(u64, usize)> = Vec::with_capacity(self.commands.len());
-        for (key, command) in &mut self.commands {
-            command.may_be_done |= command.sent && command.kind.writes();
-            command.sent = false;
-            command.error = None;
-            command.flight = None;
-            // These are not in the log, and the target may have forgotten them. A sealed unit knows whether it has; on a plain one whether
-            // a part is still there is seen by reading the block.
-            match (command.kind, &self.ops[command.op].work) {
-                (CommandKind::Flush { .. }, OpWork::Part(_)) if self.sealing.is_some() => {
-                    (command.kind, command.may_be_done) = (CommandKind::PartWrite, true);
-                }
-                (CommandKind::Flush { .. }, OpWork::Part(_)) => command.kind = CommandKind::PartRead,
-                (CommandKind::Flush { .. }, OpWork::Plain(Work::ConditionalWrite { .. })) => {
-                    (command.kind, command.may_be_done) = (CommandKind::Conditional, true);
-                }
-                _ => {}
-            }
-            if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
-                found.forget();
-            }
-            // What is being sealed comes when it is.
-            if !command.sealing.is_pending() {
-                again.push((command.sequence, key));
-            }
-        }
-        again.sort_unstable();
-        self.ready = Ready::default();
-        for (_, key) in again {
-            self.ready.add_last(key, self.commands[key].kind);
-        }
-        // Feedback is a courtesy; what was on its way is forgotten, and a flush of ours is made anew when needed.
-        self.forget_own_ops();
-    }
-
-    /// Drops requests that nobody waits for.
-    fn forget_own_ops(&mut self) {
-        let own: Vec<usize> =
-            self.ops.iter().filter(|(_, op)| matches!(op.reply, Reply::Nobody)).map(|(key, _)| key).collect();
-        for key in own {
-            self.commands.retain(|_, command| command.op != key);
-            self.ops.remove(key);
-        }
-        self.ready.retain(|key| self.commands.contains(key));
-        self.own_flush = false;
-        if let Some(verified) = &mut self.verified {
-            verified.sent_or_lost();
+        self.attach_ids.disconnected();
+        self.windows.disconnected();
+        self.table.disconnected();
+        self.flushes.own_ended();
+        if let Some(feedback) = &mut self.feedback {
+            feedback.sent_or_lost();
         }
     }
 
     /// Every request fails: the connection did not come back in time, or the device is being detached.
     pub(crate) fn fail_all(&mut self, error: &DeviceError) {
         self.disconnected();
-        self.commands.clear();
-        self.unsealed.clear();
-        self.ready = Ready::default();
-        self.writes.clear();
-        self.reads.clear();
-        self.order = WriteOrder::default();
-        let block_bytes = self.block_bytes();
-        for op in std::mem::take(&mut self.ops) {
-            let (_, Op { reply, cost_bytes, work, .. }) = op;
-            let failed = lost_request(&work, block_bytes).map(FailedRequest::Lost);
-            self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error.clone()), failed });
-        }
+        self.windows.clear();
+        self.table.fail_all(error);
     }
 
     /// Every request fails, and what would be sent again to a restarted target is forgotten.
     pub(crate) fn abandon(&mut self, error: &DeviceError) {
-        self.log.give_up();
+        self.flushes.log.give_up();
         self.fail_all(error);
+    }
+
+    /// Keys were asked for, are others, or gone: reads whose question was answered are tried once more, and what was sealed under older
+    /// keys is made durable, so that it need not be sent again when they are destroyed.
+    pub(crate) fn keys_changed(&mut self) {
+        for key in self.key_questions.take_answered(self.sealing.as_deref()) {
+            if let Some(command) = self.table.commands.get(key) {
+                self.table.queue.add_first(key, &command.plan);
+            }
+        }
+        if self.replay.missing_keys.take().is_some() && self.replay.requests == 0 {
+            self.begin_replay();
+        }
+        if self.flushes.can_flush_log() {
+            self.begin_own_flush();
+        }
+    }
+
+    /// Whether a command failed for keys that come again, and is part of a replay: what the application believes to be written is not
+    /// lost because a key server is not back yet.
+    pub(super) fn waits_with_replay(&mut self, key: usize, error: &DeviceError) -> bool {
+        let (_, request) = self.table.both(key);
+        let waits = request.is_replay() && self.sealing.as_ref().is_some_and(|sealing| sealing.is_passing(error));
+        if waits {
+            self.table.queue.replay.push_front(key);
+            self.replay.missing_keys = Some(error.clone());
+        }
+        waits
+    }
+
+    /// While a replay waits for keys, reads and writes fail for lack of them, as they would without it. Flushes wait, as long as requests
+    /// wait for a lost connection.
+    pub(super) fn fail_without_keys(&mut self) {
+        let Some(error) = self.replay.missing_keys.clone() else { return };
+        while let Some(key) = self.table.queue.take_data() {
+            self.fail_command(key, error.clone());
+        }
+        let Some(now) = self.now else { return };
+        self.replay.without_keys_since.get_or_insert(now);
+        if self.replay.patience_ends().is_none_or(|at| at > now) {
+            return;
+        }
+        let commands: Vec<usize> =
+            self.table.queue.others().filter(|key| self.table.is_requested_flush(*key)).collect();
+        for key in self.table.queue.take_others(|key| commands.contains(&key)) {
+            let message = format!(
+                "what was written before is not durable: the target was restarted and forgot it, and it cannot be sent again before there \
+                 are keys; it is kept until then: {}",
+                error.message
+            );
+            tracing::error!(message, "a flush fails");
+            self.fail_command(key, DeviceError { message, ..error.clone() });
+        }
     }
 }

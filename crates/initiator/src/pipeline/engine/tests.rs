@@ -16,7 +16,10 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
 
 use proptest::prelude::*;
-use strongroom_block::{BlockSize, CryptoCounters, DeviceErrorKind, SealingDomain, StoreSequence, Token, VolumeId};
+use strongroom_block::{
+    BlockSize, Buffer, BufferMut, CryptoCounters, DeviceErrorKind, Geometry, Lba, SealingDomain, StoreSequence, Token,
+    VolumeId,
+};
 use strongroom_iscsi::initiator::DataIn;
 use strongroom_scsi::Sense;
 use strongroom_scsi::capacity::ReadCapacity16;
@@ -24,7 +27,12 @@ use strongroom_seal::{KeyPurpose, SealContext, VolumeKeyFile, VolumeSealer};
 
 use super::*;
 use crate::SealedClaims;
-use crate::pipeline::request::{Answer, Version};
+use crate::completion::device_error;
+use crate::pipeline::answer::{Answer, Version};
+use crate::pipeline::operation::{
+    Capacity, Discard, Flush, Hole, LbaStatus, Operation, ProbeHole, Read, ReadVersion, Write, WritePart,
+};
+use crate::pipeline::request::FinishedRequest;
 use crate::pipeline::sealing::Records;
 use crate::pipeline::unflushed::Entry;
 use crate::pipeline::unit::SealedUnit;
@@ -83,7 +91,7 @@ struct Rig {
     unit: FakeUnit,
     now: Instant,
     next_token: u64,
-    finished: Vec<FinishedOp>,
+    finished: Vec<FinishedRequest>,
     /// Changes what the unit sends.
     tamper: Option<Tamper>,
     /// Connections that were made because the engine wanted one to fetch blocks again.
@@ -94,7 +102,11 @@ impl Rig {
     fn new(sealed: bool, limits: Limits) -> Rig {
         let sealing = sealed.then(|| sealing(7, 2));
         let unit = Arc::new(description(sealed));
-        let mut engine = Engine::new(unit.clone(), sealing.clone(), limits, true);
+        let mut engine = Engine::new(
+            unit.clone(),
+            sealing.clone(),
+            EngineOptions { limits, verified_feedback: true, ..Default::default() },
+        );
         engine.connected(unit, false);
         let mut rig = Rig {
             engine,
@@ -133,7 +145,7 @@ impl Rig {
     }
 
     fn collect(&mut self) {
-        for op in self.engine.take_finished() {
+        for op in self.engine.table.take_finished() {
             match op.reply {
                 Reply::Caller(sender) => sender.send(op.result).unwrap(),
                 _ => self.finished.push(op),
@@ -158,16 +170,20 @@ impl Rig {
         self.collect();
     }
 
-    fn submit(&mut self, work: Work) -> u64 {
+    fn submit(&mut self, operation: impl Into<Operation>) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        self.engine.submit(NewOp { reply: Reply::Token(Token(token)), cost_bytes: 0, work });
+        self.engine.submit(NewRequest {
+            reply: Reply::Token(Token(token)),
+            cost_bytes: 0,
+            operation: operation.into(),
+        });
         token
     }
 
-    fn ask(&mut self, work: Work) -> Receiver<Result<Answer, DeviceError>> {
+    fn ask(&mut self, operation: impl Into<Operation>) -> Receiver<Result<Answer, DeviceError>> {
         let (sender, receiver) = sync_channel(1);
-        self.engine.submit(NewOp { reply: Reply::Caller(sender), cost_bytes: 0, work });
+        self.engine.submit(NewRequest { reply: Reply::Caller(sender), cost_bytes: 0, operation: operation.into() });
         receiver
     }
 
@@ -180,19 +196,19 @@ impl Rig {
         self.finished.remove(at).result
     }
 
-    fn do_now(&mut self, work: Work) -> Result<Answer, DeviceError> {
-        let token = self.submit(work);
+    fn do_now(&mut self, operation: impl Into<Operation>) -> Result<Answer, DeviceError> {
+        let token = self.submit(operation);
         self.run();
         self.result(token)
     }
 
-    fn write_work(&self, lba: u64, data: &[u8], fua: bool) -> Work {
+    fn write_work(&self, lba: u64, data: &[u8], fua: bool) -> Write {
         let lba = Lba(lba);
         match &self.sealing {
-            None => Work::Write { lba, data: Buffer::copy_from(data), records: None, fua },
+            None => Write { lba, data: Buffer::copy_from(data), records: None, fua },
             Some(sealing) => {
                 let sealed = sealing.seal(lba, data).unwrap();
-                Work::Write { lba, data: sealed.data, records: Some(sealed.records), fua }
+                Write { lba, data: sealed.data, records: Some(sealed.records), fua }
             }
         }
     }
@@ -204,7 +220,7 @@ impl Rig {
 
     fn read(&mut self, lba: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
         let buffer = BufferMut::zeroed(count * BLOCK);
-        match self.do_now(Work::Read { lba: Lba(lba), buffer })? {
+        match self.do_now(Read { lba: Lba(lba), buffer })? {
             Answer::Read(buffer) => Ok(buffer.to_vec()),
             other => panic!("{other:?}"),
         }
@@ -219,19 +235,19 @@ impl Rig {
         self.do_now(work).map(drop)
     }
 
-    fn discard_work(&self, lba: u64, count: u64) -> Work {
+    fn discard_work(&self, lba: u64, count: u64) -> Operation {
         match &self.sealing {
-            Some(sealing) => Work::Hole(sealing.seal_hole(Lba(lba), count).unwrap()),
-            None => Work::Discard { lba: Lba(lba), count },
+            Some(sealing) => Hole(sealing.seal_hole(Lba(lba), count).unwrap()).into(),
+            None => Discard { lba: Lba(lba), count }.into(),
         }
     }
 
-    fn part(lba: u64, offset_bytes: u32, data: &[u8]) -> Work {
-        Work::WritePart { lba: Lba(lba), offset_bytes, data: Buffer::copy_from(data), fua: false }
+    fn part(lba: u64, offset_bytes: u32, data: &[u8]) -> WritePart {
+        WritePart::new(Lba(lba), offset_bytes, Buffer::copy_from(data), false)
     }
 
     fn flush(&mut self) -> Result<(), DeviceError> {
-        self.do_now(Work::Flush).map(drop)
+        self.do_now(Flush).map(drop)
     }
 
     /// The connection breaks and comes back; with `restart` the unit forgets what was not flushed.
@@ -297,7 +313,7 @@ fn a_unit_that_says_that_its_size_has_changed_is_heard_and_asked() {
     assert_eq!(rig.engine.counters.size_changes, 1);
     let mut says = |capacity| {
         rig.unit.capacity = capacity;
-        match rig.do_now(Work::Capacity).unwrap() {
+        match rig.do_now(Capacity::default()).unwrap() {
             Answer::Capacity(geometry) => geometry,
             other => panic!("{other:?}"),
         }
@@ -309,7 +325,7 @@ fn a_unit_that_says_that_its_size_has_changed_is_heard_and_asked() {
     assert_eq!(says(Some(ReadCapacity16 { block_bytes: 0, ..capacity })), None);
     assert_eq!(says(None), None, "it does not know the question");
     // That is no reason not to ask others.
-    assert!(matches!(rig.do_now(Work::LbaStatus { lba: Lba(9) }).unwrap(), Answer::LbaStatus(Some(_))));
+    assert!(matches!(rig.do_now(LbaStatus::new(Lba(9))).unwrap(), Answer::LbaStatus(Some(_))));
     assert_eq!(rig.engine.counters.blocks_failed, 0);
 }
 
@@ -383,7 +399,7 @@ fn the_log_is_bounded_by_flushes_of_our_own() {
         .collect();
     for _ in 0..400 {
         rig.exchange(1);
-        assert!(rig.engine.log.bytes() <= 18 * BLOCK, "{}", rig.engine.log.bytes());
+        assert!(rig.engine.flushes.log.bytes() <= 18 * BLOCK, "{}", rig.engine.flushes.log.bytes());
     }
     rig.run();
     for token in tokens {
@@ -498,7 +514,7 @@ fn versions_holes_and_feedback() {
     rig.write(2, 1, 1).unwrap();
     rig.write(2, 2, 1).unwrap();
     let version = |rig: &mut Rig, older_than| {
-        let answer = rig.ask(Work::ReadVersion { lba: Lba(2), older_than: StoreSequence(older_than) });
+        let answer = rig.ask(ReadVersion::new(Lba(2), StoreSequence(older_than)));
         rig.run();
         match answer.try_recv().unwrap().unwrap() {
             Answer::Version(version) => version,
@@ -509,10 +525,10 @@ fn versions_holes_and_feedback() {
     let Some(Version::Block { sequence: older, .. }) = version(&mut rig, newest.0) else { panic!("a block") };
     assert!(older < newest);
     assert!(version(&mut rig, 1).is_none(), "nothing is older");
-    let holes = rig.ask(Work::ProbeHole { lba: Lba(8), count: 8 });
+    let holes = rig.ask(ProbeHole::new(Lba(8), 8));
     rig.run();
     assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks { absent: 8, asked: 8, .. })));
-    let holes = rig.ask(Work::ProbeHole { lba: Lba(0), count: 8 });
+    let holes = rig.ask(ProbeHole::new(Lba(0), 8));
     rig.run();
     assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks { absent: 2, asked: 8, .. })), "up to the data");
     rig.read(2, 1).unwrap();
@@ -525,7 +541,7 @@ fn everything_ends_when_the_connection_is_given_up() {
     let mut rig = Rig::new(true, Limits::default());
     rig.engine.disconnected();
     let write = rig.write_work(0, &[1; BLOCK], false);
-    let tokens = [rig.submit(write), rig.submit(Rig::part(0, 0, b"x")), rig.submit(Work::Flush)];
+    let tokens = [rig.submit(write), rig.submit(Rig::part(0, 0, b"x")), rig.submit(Flush)];
     let error = device_error(DeviceErrorKind::Unreachable, None, "gone");
     rig.engine.fail_all(&error);
     rig.collect();
@@ -590,7 +606,7 @@ proptest! {
                     tokens.push(rig.submit(work));
                     model[lba as usize..(lba + count) as usize].fill([0; 2]);
                 }
-                Step::Flush => tokens.push(rig.submit(Work::Flush)),
+                Step::Flush => tokens.push(rig.submit(Flush)),
                 Step::Exchange(most) => drop(rig.exchange(most)),
                 Step::LoseConnection => {
                     // Some commands are on their way and done, their answers lost.
@@ -622,7 +638,7 @@ fn seal_records_are_never_shown() {
     // Custody `target` puts block keys into them.
     let secret = "83, 69, 67, 82, 69, 84";
     let records = Records::new(b"SECRET".repeat(10).into());
-    let work = Work::Write { lba: Lba(1), data: Buffer::empty(), records: Some(records.clone()), fua: false };
+    let work = Write { lba: Lba(1), data: Buffer::empty(), records: Some(records.clone()), fua: false };
     let entry = Entry::write(Lba(1), BLOCK, Buffer::copy_from(&[0; BLOCK]), Some(records.clone()), None);
     for shown in [format!("{records:?}"), format!("{work:?}"), format!("{entry:?}")] {
         assert!(shown.contains("60 bytes") && !shown.contains(secret) && !shown.contains("SECRET"), "{shown}");

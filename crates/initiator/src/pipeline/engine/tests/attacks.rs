@@ -7,7 +7,7 @@ use strongroom_iscsi::initiator::DataIn;
 use super::fake_unit::{FakeUnit, Stored};
 use super::{BLOCK, Rig, sealing};
 use crate::Limits;
-use crate::pipeline::request::Work;
+use crate::pipeline::operation::{Fetch, ReadVersion, Write};
 
 /// Every way in which a store or a wire could cheat a reader. Each must end in a medium error that names a block.
 #[test]
@@ -88,7 +88,7 @@ fn attack_target_sends_malformed_blocks() {
         rig.tamper = Some(Box::new(change));
         let error = rig.read(2, 2).expect_err(name);
         assert_eq!(error.kind, DeviceErrorKind::Medium, "{name}");
-        let fetched = rig.do_now(Work::Fetch { lba: Lba(2), count: 2 });
+        let fetched = rig.do_now(Fetch { lba: Lba(2), count: 2 });
         assert_eq!(fetched.is_err(), name != "a piece at another place", "{name}: seen where nothing is opened");
         rig.tamper = None;
         assert_eq!(rig.read(2, 2).unwrap(), vec![1; 2 * BLOCK]);
@@ -118,7 +118,7 @@ fn a_version_in_an_unknown_format_is_no_damage() {
         ahs[3 + 1 + 8] += 1;
         data_in.ahs = ahs.into();
     }));
-    let error = rig.do_now(Work::ReadVersion { lba: Lba(2), older_than: StoreSequence(0) }).unwrap_err();
+    let error = rig.do_now(ReadVersion::new(Lba(2), StoreSequence(0))).unwrap_err();
     assert_eq!(error.kind, DeviceErrorKind::Refused, "any but that of a damaged medium");
     assert!(error.message.contains("update strongroom"), "{error}");
 }
@@ -128,9 +128,7 @@ fn a_version_in_an_unknown_format_is_no_damage() {
 fn a_lost_connection_ends_the_use_of_its_attach_id() {
     let rig = Rig::new(true, Limits::default());
     let attach_id = || {
-        let Work::Write { records: Some(records), .. } = rig.write_work(2, &[1; BLOCK], false) else {
-            panic!("sealed")
-        };
+        let Write { records: Some(records), .. } = rig.write_work(2, &[1; BLOCK], false) else { panic!("sealed") };
         records[8..24].to_vec()
     };
     let first = attach_id();

@@ -4,15 +4,15 @@ use strongroom_block::Lba;
 
 use super::{BLOCK, Rig};
 use crate::Limits;
-use crate::pipeline::request::Work;
+use crate::pipeline::operation::{ConditionalWrite, Write};
 
 /// A write of block 2, on the condition that nobody writes it in between.
-fn conditional(rig: &Rig, mark: u8) -> Work {
-    let Work::Write { lba, data, records: Some(records), .. } = rig.write_work(2, &[mark; BLOCK], false) else {
+fn conditional(rig: &Rig, mark: u8) -> ConditionalWrite {
+    let Write { lba, data, records: Some(records), .. } = rig.write_work(2, &[mark; BLOCK], false) else {
         panic!("a sealed write")
     };
     let expected = rig.unit.blocks[&2].record[8..32].try_into().unwrap();
-    Work::ConditionalWrite { lba, expected, data, records }
+    ConditionalWrite { lba, expected, data, records }
 }
 
 fn rig() -> Rig {

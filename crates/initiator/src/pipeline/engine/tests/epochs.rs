@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use strongroom_block::SealRecord;
 
 use super::*;
-use crate::pipeline::key_renewal::BootTime;
+use crate::pipeline::boot_time::BootTime;
+use crate::pipeline::operation::ConditionalWrite;
 
 const FLUSHED_NEVER: Limits = Limits {
     requests_max: 256,
@@ -37,7 +38,7 @@ fn rig() -> Rig {
 
 impl Rig {
     fn hold(&mut self, current: u32, epochs: &[u32]) {
-        self.sealing.as_ref().unwrap().hold(sealer(current, epochs), true);
+        self.sealing.as_ref().unwrap().keys().replace(sealer(current, epochs), true);
         self.engine.keys_changed();
     }
 
@@ -68,7 +69,7 @@ fn what_is_sent_again_after_a_restart_is_sealed_anew() {
     let mut rig = rig();
     rig.write(1, 5, 3).unwrap();
     rig.discard(2, 1).unwrap();
-    rig.sealing.as_ref().unwrap().hold(sealer(2, &[2, 1]), true);
+    rig.sealing.as_ref().unwrap().keys().replace(sealer(2, &[2, 1]), true);
     rig.reconnect(true);
     rig.run();
     assert_eq!(rig.stored(), BTreeMap::from([(1, 2), (3, 2)]));
@@ -101,11 +102,11 @@ fn part_of_a_block_is_merged_again_and_a_conditional_write_is_sealed_again() {
     let block = rig.read(1, 1).unwrap();
     assert_eq!((block[0], block[1]), (9, 5));
 
-    let Work::Write { lba, data, records: Some(records), .. } = rig.write_work(1, &[6; BLOCK], false) else {
+    let Write { lba, data, records: Some(records), .. } = rig.write_work(1, &[6; BLOCK], false) else {
         panic!("a sealed write")
     };
     let expected = rig.unit.blocks[&1].record[8..32].try_into().unwrap();
-    let conditional = rig.submit(Work::ConditionalWrite { lba, expected, data, records });
+    let conditional = rig.submit(ConditionalWrite { lba, expected, data, records });
     rig.hold(3, &[3, 2]);
     rig.run();
     rig.result(conditional).unwrap();
@@ -119,7 +120,7 @@ fn what_was_sealed_anew_is_kept_so_to_be_sent_again() {
     let write = rig.write_work(1, &[5; 10 * BLOCK], false);
     let (write, hole) = (rig.submit(write), rig.discard_work(40, 2));
     let hole = rig.submit(hole);
-    let hold = |rig: &Rig, epochs: &[u32]| rig.sealing.as_ref().unwrap().hold(sealer(2, epochs), true);
+    let hold = |rig: &Rig, epochs: &[u32]| rig.sealing.as_ref().unwrap().keys().replace(sealer(2, epochs), true);
     hold(&rig, &[2, 1]);
     // Sent, and not answered.
     let (_, first) = rig.engine.next_command().unwrap();
@@ -156,7 +157,7 @@ fn a_replay_waits_for_keys_whose_lease_has_ended() {
         let before = rig.submit(rig.write_work(30, &[9; BLOCK], false));
         let end_lease = |rig: &Rig| {
             let sealing = rig.sealing.as_ref().unwrap();
-            sealing.lend_until(BootTime::now());
+            sealing.keys().lend_until(BootTime::now());
             assert!(sealing.expire());
         };
         if !ends_midway {
@@ -167,7 +168,7 @@ fn a_replay_waits_for_keys_whose_lease_has_ended() {
             assert_eq!(rig.exchange(1), 1);
             end_lease(&rig);
         }
-        let flush = rig.submit(Work::Flush);
+        let flush = rig.submit(Flush);
         rig.run();
         assert_eq!(rig.read(1, 1).unwrap_err().kind, DeviceErrorKind::NoKey);
         assert_eq!(rig.result(before).unwrap_err().kind, DeviceErrorKind::NoKey);
@@ -188,19 +189,19 @@ fn a_replay_waits_for_keys_whose_lease_has_ended() {
 #[test]
 fn a_flush_waits_for_keys_no_longer_than_for_a_connection() {
     let mut rig = rig();
-    rig.engine.patience = Some(Duration::from_secs(300));
+    rig.engine.replay.patience = Some(Duration::from_secs(300));
     rig.write(1, 5, 12).unwrap();
     let expected = rig.marks();
     let sealing = rig.sealing.clone().unwrap();
-    sealing.lend_until(BootTime::now());
+    sealing.keys().lend_until(BootTime::now());
     assert!(sealing.expire());
     let start = rig.now;
     let at = |seconds| start + Duration::from_secs(seconds);
     rig.engine.handle_timeout(start);
     rig.reconnect(true);
-    let flush = rig.submit(Work::Flush);
+    let flush = rig.submit(Flush);
     rig.exchange(usize::MAX);
-    assert!(rig.finished.is_empty() && rig.engine.replay_waits.is_some());
+    assert!(rig.finished.is_empty() && rig.engine.replay.missing_keys.is_some());
     assert_eq!(rig.engine.poll_timeout(), Some(at(300)));
     // A connection that comes and goes does not begin it anew.
     rig.now = at(299);
@@ -219,14 +220,14 @@ fn a_flush_waits_for_keys_no_longer_than_for_a_connection() {
     rig.run();
     rig.flush().unwrap();
     assert_eq!(rig.marks(), expected, "it was kept");
-    assert_eq!(rig.engine.without_keys_since, None);
+    assert_eq!(rig.engine.replay.without_keys_since, None);
 }
 
 /// Keys that came, and went again before all was sent: the time without them begins anew.
 #[test]
 fn a_flush_waits_anew_when_keys_were_there_in_between() {
     let mut rig = rig();
-    rig.engine.patience = Some(Duration::from_secs(300));
+    rig.engine.replay.patience = Some(Duration::from_secs(300));
     rig.write(1, 5, 12).unwrap();
     rig.discard(3, 4).unwrap();
     rig.write(4, 6, 1).unwrap();
@@ -238,22 +239,22 @@ fn a_flush_waits_anew_when_keys_were_there_in_between() {
     };
     let end_lease = |rig: &Rig| {
         let sealing = rig.sealing.as_ref().unwrap();
-        sealing.lend_until(BootTime::now());
+        sealing.keys().lend_until(BootTime::now());
         assert!(sealing.expire());
     };
     pass(&mut rig, 0);
     end_lease(&rig);
     rig.reconnect(true);
     rig.exchange(usize::MAX);
-    assert!(rig.engine.without_keys_since.is_some());
+    assert!(rig.engine.replay.without_keys_since.is_some());
     pass(&mut rig, 100);
     rig.hold(2, &[2, 1]);
     assert_eq!(rig.exchange(1), 1);
     end_lease(&rig);
-    let flush = rig.submit(Work::Flush);
+    let flush = rig.submit(Flush);
     pass(&mut rig, 310);
     rig.exchange(usize::MAX);
-    assert!(rig.finished.is_empty() && rig.engine.replay_waits.is_some(), "they are missing since just now");
+    assert!(rig.finished.is_empty() && rig.engine.replay.missing_keys.is_some(), "they are missing since just now");
     assert_eq!(rig.engine.poll_timeout(), Some(start + Duration::from_secs(610)));
     rig.hold(2, &[2, 1]);
     rig.run();
@@ -266,15 +267,15 @@ fn a_replay_that_waits_is_lost_when_the_keys_are_taken_back() {
     let mut rig = rig();
     rig.write(1, 5, 1).unwrap();
     let sealing = rig.sealing.clone().unwrap();
-    sealing.lend_until(BootTime::now());
+    sealing.keys().lend_until(BootTime::now());
     rig.reconnect(true);
-    let flush = rig.submit(Work::Flush);
+    let flush = rig.submit(Flush);
     rig.run();
     assert!(rig.finished.is_empty(), "it waits");
-    sealing.wipe("they were taken back");
+    sealing.keys().revoke("they were taken back");
     rig.engine.keys_changed();
     rig.run();
-    assert_eq!(rig.engine.replay_ops, 0);
+    assert_eq!(rig.engine.replay.requests, 0);
     let said = rig.result(flush).and_then(|_| rig.flush().map(|()| Answer::Done)).unwrap_err();
     assert!(said.message.contains("may be lost"), "{said}");
 }
@@ -283,14 +284,14 @@ fn a_replay_that_waits_is_lost_when_the_keys_are_taken_back() {
 #[test]
 fn what_begins_when_others_fail_is_there_to_be_sealed() {
     let mut rig = rig();
-    let plain = |mark| Work::Write { lba: Lba(1), data: Buffer::copy_from(&[mark; BLOCK]), records: None, fua: false };
+    let plain = |mark| Write { lba: Lba(1), data: Buffer::copy_from(&[mark; BLOCK]), records: None, fua: false };
     rig.submit(plain(1));
     rig.submit(plain(2));
     let job = rig.engine.next_to_seal().unwrap();
     let sealed = rig.sealing.as_ref().unwrap().seal(job.lba, &job.plain);
     rig.engine.sealed(job.id, sealed);
     assert!(!rig.engine.has_to_seal(), "the second waits for the first");
-    rig.sealing.as_ref().unwrap().wipe("they were taken back");
+    rig.sealing.as_ref().unwrap().keys().revoke("they were taken back");
     assert!(rig.engine.next_command().is_none());
     assert!(rig.engine.has_to_seal());
 }
@@ -301,7 +302,7 @@ fn without_keys_everything_fails_but_a_flush_and_nothing_is_sent() {
     rig.write(1, 5, 1).unwrap();
     let waiting = rig.write_work(2, &[6; BLOCK], false);
     let waiting = rig.submit(waiting);
-    rig.sealing.as_ref().unwrap().wipe("they were taken back");
+    rig.sealing.as_ref().unwrap().keys().revoke("they were taken back");
     rig.run();
     for error in [rig.result(waiting).unwrap_err(), rig.read(1, 1).unwrap_err()] {
         assert_eq!(error.kind, DeviceErrorKind::NoKey);
@@ -312,7 +313,7 @@ fn without_keys_everything_fails_but_a_flush_and_nothing_is_sent() {
     // What the target forgets meanwhile is lost, and said to be.
     rig.hold(1, &[1]);
     rig.write(3, 7, 1).unwrap();
-    rig.sealing.as_ref().unwrap().wipe("they were taken back");
+    rig.sealing.as_ref().unwrap().keys().revoke("they were taken back");
     rig.reconnect(true);
     rig.run();
     assert!(rig.flush().unwrap_err().message.contains("may be lost"));

@@ -11,7 +11,7 @@ use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::provisioning::{self, LbaStatus};
 use strongroom_scsi::{Command, Sense, Status, VendorCommand, vendor};
 
-use crate::pipeline::request::Work;
+use crate::pipeline::operation::Write;
 
 const RECORD: usize = 56;
 
@@ -116,8 +116,8 @@ impl FakeUnit {
         self.blocks.insert(lba, Stored { data: Vec::new(), record: Vec::new(), sequence: 1, hole: Some(hole) });
     }
 
-    pub(super) fn write_by_another(&mut self, work: &Work) {
-        let Work::Write { lba, data, records, .. } = work else { panic!("a write") };
+    pub(super) fn write_by_another(&mut self, write: &Write) {
+        let Write { lba, data, records, .. } = write;
         self.store(lba.0, data, records.as_deref().unwrap_or_default(), None);
     }
 

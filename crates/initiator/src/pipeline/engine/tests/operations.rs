@@ -2,11 +2,13 @@
 //! replayed, and that an attach id is registered before it is used and never again after the unit has forgotten it.
 
 use strongroom_block::SealRecord;
-use strongroom_iscsi::ahs::Operation;
+use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::Command as ScsiCommand;
 
 use super::epochs::sealer;
 use super::*;
+use crate::pipeline::operation::{ConditionalWrite, ResealBlock};
+use crate::pipeline::sealing::SealedBlocks;
 
 fn rig() -> Rig {
     let mut rig = Rig::new(true, Limits::default());
@@ -24,8 +26,8 @@ impl Rig {
 
     /// Submits a request whose next command is executed and whose response is lost; then another initiator writes a block, and the
     /// connection comes back.
-    fn executed_and_unanswered(&mut self, work: Work, other: u64) -> u64 {
-        let token = self.submit(work);
+    fn executed_and_unanswered(&mut self, operation: impl Into<Operation>, other: u64) -> u64 {
+        let token = self.submit(operation);
         self.lose_the_response();
         self.other_writes(other, 9);
         self.reconnect(false);
@@ -74,13 +76,13 @@ fn a_hole_that_was_executed_is_not_executed_over_what_another_initiator_wrote() 
 fn a_conditional_write_that_was_executed_is_done_whatever_another_initiator_wrote() {
     for reseals in [false, true] {
         let mut rig = rig();
-        let Work::Write { lba, data, records: Some(records), .. } = rig.write_work(3, &[5; BLOCK], false) else {
+        let Write { lba, data, records: Some(records), .. } = rig.write_work(3, &[5; BLOCK], false) else {
             panic!("a sealed write")
         };
         let expected = rig.unit.blocks[&3].record[8..32].try_into().unwrap();
-        let work = match reseals {
-            true => Work::ResealBlock { lba, expected, data, records },
-            false => Work::ConditionalWrite { lba, expected, data, records },
+        let work: Operation = match reseals {
+            true => ResealBlock::new(lba, expected, SealedBlocks { data, records }).into(),
+            false => ConditionalWrite { lba, expected, data, records }.into(),
         };
         let token = rig.executed_and_unanswered(work, 3);
         rig.run();
@@ -116,7 +118,7 @@ fn part_of_a_block_that_was_executed_is_not_merged_again() {
 fn a_resend_under_a_new_key_epoch_keeps_its_operation_id() {
     let mut rig = rig();
     let hold = |rig: &Rig, current, epochs: &[u32]| {
-        rig.sealing.as_ref().unwrap().hold(sealer(current, epochs), true);
+        rig.sealing.as_ref().unwrap().keys().replace(sealer(current, epochs), true);
     };
     hold(&rig, 1, &[1]);
     let write = rig.write_work(2, &[5; 3 * BLOCK], false);
@@ -127,7 +129,7 @@ fn a_resend_under_a_new_key_epoch_keeps_its_operation_id() {
         hold(&rig, epoch, &[epoch, epoch - 1]);
         rig.reconnect(false);
         let (_, again) = rig.engine.next_command().unwrap();
-        assert_eq!(Operation::find(&again.ahs), Ok(Some(Operation { id, replay: None })), "epoch {epoch}");
+        assert_eq!(ahs::Operation::find(&again.ahs), Ok(Some(ahs::Operation { id, replay: None })), "epoch {epoch}");
         assert_ne!(first_stamp(&again), id, "sealed again");
         let records = &again.write.unwrap().records.unwrap().bytes;
         assert_eq!(SealRecord::decode(&records[..56]).unwrap().epoch(), epoch);
@@ -299,7 +301,7 @@ fn a_flush_that_waits_for_a_replay_fails_with_it() {
     let mut rig = rig();
     rig.write(2, 5, 1).unwrap();
     rig.engine.disconnected();
-    let waiting = [rig.submit(Work::Flush), rig.submit(Work::Flush)];
+    let waiting = [rig.submit(Flush), rig.submit(Flush)];
     rig.unit.crash();
     rig.unit.fail_next = vec![Sense::INTERNAL_FAILURE];
     rig.engine.connected(Arc::new(description(true)), true);
@@ -336,8 +338,8 @@ fn attack_target_does_not_say_where_it_stored_a_write() {
 fn a_flush_mark_that_is_taken_too_late_loses_a_write() {
     for late in [false, true] {
         let mut rig = rig();
-        rig.engine.marks_flushes_late = late;
-        rig.submit(Work::Flush);
+        rig.engine.flushes.marks_late = late;
+        rig.submit(Flush);
         let (flush, command) = rig.engine.next_command().unwrap();
         let (_, flushed) = rig.unit.execute(&command);
         let work = rig.write_work(2, &[5; BLOCK], false);

@@ -18,18 +18,19 @@ fn fixed(depth: u32) -> Pipeline {
 fn rig(pipeline: Pipeline, limits: Limits) -> Rig {
     let mut rig = Rig::new(true, limits);
     let unit = Arc::new(description(true));
-    let registrations = std::mem::take(&mut rig.engine.registrations);
-    rig.engine = Engine::new(unit.clone(), rig.sealing.clone(), limits, false).with_pipeline(pipeline);
+    let registrations = std::mem::take(&mut rig.engine.attach_ids);
+    rig.engine =
+        Engine::new(unit.clone(), rig.sealing.clone(), EngineOptions { limits, pipeline, ..Default::default() });
     // Under the same attach id.
-    rig.engine.registrations = registrations;
+    rig.engine.attach_ids = registrations;
     rig.engine.connected(unit, false);
     rig.engine.handle_timeout(rig.now);
     rig
 }
 
 /// Plain on a sealed unit: the pipeline seals it.
-fn plain(lba: u64, count: usize, mark: u8) -> Work {
-    Work::Write { lba: Lba(lba), data: Buffer::copy_from(&vec![mark; count * BLOCK]), records: None, fua: false }
+fn plain(lba: u64, count: usize, mark: u8) -> Write {
+    Write { lba: Lba(lba), data: Buffer::copy_from(&vec![mark; count * BLOCK]), records: None, fua: false }
 }
 
 fn seal(rig: &Rig, job: &SealJob) -> (SealId, Result<SealedBlocks, DeviceError>) {
@@ -98,8 +99,8 @@ fn a_flush_and_a_read_do_not_wait_for_writes_that_wait() {
     }
     seal_all(&mut rig);
     let (first, command) = rig.engine.next_command().unwrap();
-    let read = rig.submit(Work::Read { lba: Lba(40), buffer: BufferMut::zeroed(BLOCK) });
-    let flush = rig.submit(Work::Flush);
+    let read = rig.submit(Read { lba: Lba(40), buffer: BufferMut::zeroed(BLOCK) });
+    let flush = rig.submit(Flush);
     let kinds: Vec<_> = std::iter::from_fn(|| rig.engine.next_command()).collect();
     assert_eq!(kinds.len(), 2, "the flush and the read, no second write");
     assert_eq!(kinds[0].1.cdb, strongroom_scsi::cdb::synchronize_cache_10());
@@ -194,11 +195,12 @@ fn sealing_ahead_is_bounded_in_bytes() {
         transfer_blocks_max: None,
         ..description(true)
     };
-    let mut engine = Engine::new(Arc::new(unit.clone()), Some(sealing(7, 2)), limits, false);
+    let mut engine =
+        Engine::new(Arc::new(unit.clone()), Some(sealing(7, 2)), EngineOptions { limits, ..Default::default() });
     engine.connected(Arc::new(unit), false);
     for at in 0..24 {
-        let work = plain(at * 2048, 2048, 1);
-        engine.submit(NewOp { reply: Reply::Token(Token(at)), cost_bytes: 0, work });
+        let operation = plain(at * 2048, 2048, 1).into();
+        engine.submit(NewRequest { reply: Reply::Token(Token(at)), cost_bytes: 0, operation });
     }
     let ahead = std::iter::from_fn(|| engine.next_to_seal()).map(|job| job.plain.len()).sum::<usize>();
     assert_eq!(ahead, 8 << 20);
@@ -215,18 +217,18 @@ fn flushes_of_our_own_do_not_hold_writes_up_on_a_long_way() {
     let geometry = Geometry { blocks: BLOCKS, ..description(false).geometry };
     let unit = Arc::new(UnitDescription { geometry, transfer_blocks_max: None, ..description(false) });
     rig.unit = FakeUnit::new(false, BLOCK, BLOCKS);
-    rig.engine = Engine::new(unit.clone(), None, limits, false);
+    rig.engine = Engine::new(unit.clone(), None, EngineOptions { limits, ..Default::default() });
     rig.engine.connected(unit, false);
     rig.engine.handle_timeout(rig.now);
     let delay = Duration::from_millis(128);
     let mut answers = VecDeque::new();
     let (begun, mut next, mut counted) = (rig.now, 0, 0);
     while rig.now < begun + 60 * delay {
-        while rig.engine.ops.len() < WRITES {
+        while rig.engine.table.requests.len() < WRITES {
             let lba = next * COUNT as u64 % BLOCKS;
             next += 1;
             let data = Buffer::copy_from(&[1; COUNT * BLOCK]);
-            rig.submit(Work::Write { lba: Lba(lba), data, records: None, fua: false });
+            rig.submit(Write { lba: Lba(lba), data, records: None, fua: false });
         }
         while let Some((id, command)) = rig.engine.next_command() {
             answers.push_back((rig.now + delay, id, command));
@@ -242,7 +244,7 @@ fn flushes_of_our_own_do_not_hold_writes_up_on_a_long_way() {
     }
     assert!(rig.engine.counters.own_flushes > 3, "{:?}", rig.engine.counters);
     assert!(counted > 18 * WRITES, "{counted} writes in twenty round trips");
-    assert!(rig.engine.log.bytes() < 32 << 20);
+    assert!(rig.engine.flushes.log.bytes() < 32 << 20);
 }
 
 proptest! {
@@ -278,7 +280,7 @@ proptest! {
                     rig.exchange(choice);
                 }
             }
-            prop_assert!(rig.engine.in_flight <= depth as usize);
+            prop_assert!(rig.engine.in_flight.count <= depth as usize);
         }
         for job in jobs {
             let (id, sealed) = seal(&rig, &job);
@@ -294,6 +296,6 @@ proptest! {
             prop_assert!(rig.result(token).is_ok());
         }
         prop_assert_eq!(rig.marks(), model);
-        prop_assert_eq!((rig.engine.commands.len(), rig.engine.ops.len()), (0, 0));
+        prop_assert_eq!((rig.engine.table.commands.len(), rig.engine.table.requests.len()), (0, 0));
     }
 }

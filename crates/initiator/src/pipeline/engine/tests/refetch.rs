@@ -6,7 +6,9 @@ use strongroom_block::{Buffer, BufferMut, DeviceErrorKind, Lba, StoreSequence};
 use super::{Answer, BLOCK, Rig, Tamper};
 use crate::Limits;
 use crate::pipeline::ahead::FetchId;
-use crate::pipeline::request::{Reply, Version, Work};
+use crate::pipeline::answer::Version;
+use crate::pipeline::operation::{Read, ReadVersion, Survey};
+use crate::pipeline::request::Reply;
 
 /// Flips a bit of the first block in each of the next `pieces` that carry data.
 fn flips(mut pieces: usize) -> Option<Tamper> {
@@ -99,10 +101,10 @@ fn attack_a_rotten_block_cannot_force_connection_after_connection() {
     assert!(error.message.contains("no new connection was made"), "{error}");
     assert_eq!(rig.refetch_connections, 1);
     // Later it is tried again; and what was written since is another version.
-    rig.now += super::super::refetch::PAUSE_MAX;
+    rig.now += super::super::refetching::PAUSE_MAX;
     rig.read(4, 1).unwrap_err();
     assert_eq!(rig.refetch_connections, 2);
-    rig.now += super::super::refetch::PAUSE_MAX;
+    rig.now += super::super::refetching::PAUSE_MAX;
     rig.write(3, 9, 1).unwrap();
     assert_eq!(rig.read(3, 1).unwrap(), vec![9; BLOCK]);
 }
@@ -112,7 +114,7 @@ fn all_damaged_blocks_share_one_connection() {
     let mut rig = rig();
     (0..8).for_each(|lba| rot(&mut rig, lba));
     let reads: Vec<u64> =
-        (0..8).map(|lba| rig.submit(Work::Read { lba: Lba(lba), buffer: BufferMut::zeroed(BLOCK) })).collect();
+        (0..8).map(|lba| rig.submit(Read { lba: Lba(lba), buffer: BufferMut::zeroed(BLOCK) })).collect();
     rig.run();
     for read in reads {
         assert_eq!(rig.result(read).unwrap_err().kind, DeviceErrorKind::Medium);
@@ -125,8 +127,8 @@ fn all_damaged_blocks_share_one_connection() {
 fn what_is_fetched_ahead_makes_no_connection() {
     let mut rig = rig();
     rig.tamper = flips(2);
-    let work = Work::Read { lba: Lba(0), buffer: BufferMut::zeroed(BLOCK) };
-    rig.engine.submit(super::NewOp { reply: Reply::Ahead(FetchId::FIRST), cost_bytes: 0, work });
+    let operation = Read { lba: Lba(0), buffer: BufferMut::zeroed(BLOCK) }.into();
+    rig.engine.submit(super::NewRequest { reply: Reply::Ahead(FetchId::FIRST), cost_bytes: 0, operation });
     rig.run();
     assert!(rig.finished.pop().unwrap().result.is_err());
     assert_eq!((rig.refetch_connections, rig.engine.counters.blocks_failed), (0, 0));
@@ -141,13 +143,13 @@ fn other_reads_do_not_take_damage_on_the_wire_for_rot() {
         rig.tamper = flips(pieces);
         rig.do_now(Rig::part(2, 0, b"x")).unwrap();
         rig.tamper = flips(pieces);
-        let version = rig.do_now(Work::ReadVersion { lba: Lba(3), older_than: StoreSequence(0) }).unwrap();
+        let version = rig.do_now(ReadVersion::new(Lba(3), StoreSequence(0))).unwrap();
         let Answer::Version(Some(Version::Block { record, data, .. })) = version else { panic!("{version:?}") };
         let mut plain = [0; BLOCK];
         let sealing = rig.sealing.clone().unwrap();
         sealing.open_version(Lba(3), &record, &data, &mut plain).unwrap().unwrap();
         rig.tamper = flips(pieces);
-        let survey = Work::Survey { lba: Lba(3), count: 2, buffer: BufferMut::zeroed(2 * BLOCK) };
+        let survey = Survey::new(Lba(3), 2, BufferMut::zeroed(2 * BLOCK));
         let Answer::Survey(survey) = rig.do_now(survey).unwrap() else { panic!("a survey") };
         assert_eq!((survey.blocks.len(), survey.data.to_vec()), (2, expected(3, 2)));
         assert_eq!(rig.engine.counters.blocks_failed, 0);
@@ -155,6 +157,6 @@ fn other_reads_do_not_take_damage_on_the_wire_for_rot() {
     // A version that is rotten at the target is still an answer.
     let mut rig = rig();
     rot(&mut rig, 3);
-    let version = rig.do_now(Work::ReadVersion { lba: Lba(3), older_than: StoreSequence(0) }).unwrap();
+    let version = rig.do_now(ReadVersion::new(Lba(3), StoreSequence(0))).unwrap();
     assert!(matches!(version, Answer::Version(Some(Version::Block { .. }))), "{version:?}");
 }

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::{DeviceError, DeviceErrorKind, Lba, StoreSequence};
 
-use super::Engine;
-use super::command::CommandKind;
-use super::{Op, OpWork};
+use super::command::Command;
+use super::counters::EngineCounters;
+use super::request_table::Request;
 use crate::completion::device_error;
-use crate::pipeline::request::{Reply, Work};
+use crate::pipeline::operation::execute::Execute;
+use crate::pipeline::request::Reply;
 use crate::pipeline::sealing::medium;
 
 /// Fetches of a block over one connection.
@@ -26,58 +27,6 @@ const ROTTEN_MAX: usize = 1024;
 /// After a new connection that did not help, no other is made for this long; doubled each time that this happens in a row.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(60);
-
-/// Why the data of a read cannot be used.
-#[derive(Debug)]
-pub(crate) enum ReadFault {
-    /// A block does not authenticate. Its record came in an authenticated header, so the data may have been damaged on the wire.
-    NotAuthentic { lba: Lba, sequence: StoreSequence },
-    /// Fetching it again cannot help.
-    Error(DeviceError),
-}
-
-impl From<DeviceError> for ReadFault {
-    fn from(error: DeviceError) -> ReadFault {
-        ReadFault::Error(error)
-    }
-}
-
-/// The fetches of the block of a command that does not authenticate.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Fetches {
-    block: Option<Lba>,
-    total: u32,
-    on_this_connection: u32,
-    connections: u32,
-    /// The session of the last one.
-    session: u64,
-}
-
-impl Fetches {
-    /// One more was in vain.
-    fn failed(&mut self, lba: Lba, session: u64) {
-        // The blocks before it opened.
-        if self.block.is_none_or(|block| block < lba) {
-            *self = Fetches { block: Some(lba), ..Fetches::default() };
-        }
-        if self.connections == 0 || self.session != session {
-            self.session = session;
-            self.connections += 1;
-            self.on_this_connection = 0;
-        }
-        self.on_this_connection += 1;
-        self.total += 1;
-    }
-
-    fn describe(&self, further: &str) -> String {
-        let times = if self.total == 1 { "once".to_owned() } else { format!("{} times", self.total) };
-        let over = match self.connections {
-            1 => "over one connection".to_owned(),
-            connections => format!("over {connections} connections"),
-        };
-        format!("the block does not open: it was fetched {times} {over}{further}")
-    }
-}
 
 /// Connections that were made, or are to be made, for blocks that do not authenticate.
 #[derive(Debug, Default)]
@@ -127,36 +76,32 @@ impl Refetching {
             self.useless = Some((now, pause));
         }
     }
-}
 
-impl Engine {
-    /// The data of a command did not authenticate: fetches it again, or says that it is a medium error.
+    /// The data of a command did not authenticate. It is fetched again, or the error says that the block is damaged.
     pub(super) fn fetch_again(
         &mut self,
         now: Instant,
-        key: usize,
-        lba: Lba,
-        sequence: StoreSequence,
-    ) -> Result<(), DeviceError> {
-        let Engine { commands, ops, refetching, counters, .. } = self;
-        let command = &mut commands[key];
-        let op = &mut ops[command.op];
+        command: &mut Command,
+        request: &mut Request,
+        (lba, sequence): (Lba, StoreSequence),
+        counters: &mut EngineCounters,
+    ) -> Result<FetchAgain, DeviceError> {
         let fetches = &mut command.fetches;
-        fetches.failed(lba, refetching.session);
+        fetches.failed(lba, self.session);
         let damaged = |further: &str| Err(medium(lba, &fetches.describe(further)));
         let is_last_here = fetches.on_this_connection >= FETCHES_PER_CONNECTION;
         if is_last_here && fetches.connections >= CONNECTIONS_MAX {
-            refetching.remember(now, (lba, sequence));
+            self.remember(now, (lba, sequence));
             return damaged("");
         }
-        if is_last_here && refetching.rotten.contains(&(lba, sequence)) {
+        if is_last_here && self.rotten.contains(&(lba, sequence)) {
             return damaged(", and over a new one before");
         }
-        if is_last_here && matches!(op.reply, Reply::Ahead(_)) {
-            // Nobody waits for it; the read of somebody who does goes further.
+        if is_last_here && matches!(request.reply, Reply::Ahead(_)) {
+            // Nobody waits for it; a read that somebody waits for goes further.
             return Err(device_error(DeviceErrorKind::Medium, Some(lba), fetches.describe("")));
         }
-        if is_last_here && refetching.is_paused(now) {
+        if is_last_here && self.is_paused(now) {
             return damaged(
                 "; no new connection was made, because one was made a moment ago for another block and did not help: read it again in \
                  a minute",
@@ -164,42 +109,31 @@ impl Engine {
         }
         tracing::info!(%lba, fetches = fetches.total, new_connection = is_last_here, "a block does not authenticate; fetching it again");
         counters.blocks_refetched += 1;
-        command.skip_to(op, lba);
-        if is_last_here {
-            // It is sent again when the session is another one.
-            counters.refetch_connections += u64::from(!refetching.is_waiting);
-            refetching.is_waiting = true;
-        } else {
-            self.again_ready(key);
+        request.operation.refetch_from(&mut command.plan, lba);
+        if !is_last_here {
+            return Ok(FetchAgain::Now);
         }
-        Ok(())
+        counters.refetch_connections += u64::from(!self.is_waiting);
+        self.is_waiting = true;
+        Ok(FetchAgain::OverNewConnection)
     }
 
     /// The data of a command that was fetched again is good.
-    pub(super) fn was_fetched_again(&mut self, key: usize) {
-        let fetches = self.commands[key].fetches;
-        if fetches.total == 0 {
+    pub(super) fn succeeded(&mut self, command: &Command, counters: &mut EngineCounters) {
+        if command.fetches.total == 0 {
             return;
         }
-        self.counters.refetches_succeeded += 1;
-        if fetches.connections > 1 {
-            self.refetching.useless = None;
+        counters.refetches_succeeded += 1;
+        if command.fetches.connections > 1 {
+            self.useless = None;
         }
     }
 }
 
-impl super::command::Command {
-    /// Fetches only what comes from `lba` on again, where what was before it is already in its place.
-    fn skip_to(&mut self, op: &mut Op, lba: Lba) {
-        match (&mut self.kind, &mut op.work) {
-            (CommandKind::Read { lba: first, count }, OpWork::Plain(Work::Read { .. })) => {
-                // Data-In comes in order (RFC 7143 §13.19, DataPDUInOrder), and the session checks that.
-                let skipped = (lba.0 - first.0) as u32;
-                *first = lba;
-                *count -= skipped;
-            }
-            (_, OpWork::Asking(_, found)) => found.forget(),
-            _ => {}
-        }
-    }
+/// When a block is fetched again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FetchAgain {
+    Now,
+    /// When the session is another one: its commands are sent again then.
+    OverNewConnection,
 }

@@ -1,0 +1,72 @@
+//! Commands in flight together: how many, what they will add to the log, and when silence means that the connection is of no use.
+
+use std::time::{Duration, Instant};
+
+/// A target that has commands of ours and neither answers, sends data, nor takes data for this long is taken for dead: a new connection is
+/// made, and everything unanswered is sent again.
+///
+/// A command that legitimately takes longer (a long flush) loses nothing by that: a sealed unit executes no write twice, and on a plain
+/// one each command says what shall be, not what shall change. It only starts over.
+const MUTE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A command that is not answered for this long, while others are, was lost by the target: not every target answers commands that
+/// another initiator's reset has ended.
+const LOST_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    pub(super) count: usize,
+    /// Of writes: they will be in the log once they are acknowledged.
+    log_bytes: usize,
+    /// When the target last answered, sent data, or took some.
+    moved_at: Option<Instant>,
+    /// The unit was reset: what was in flight may never be answered.
+    was_reset: bool,
+}
+
+impl InFlight {
+    pub(super) fn log_bytes(&self) -> usize {
+        self.log_bytes
+    }
+
+    pub(super) fn sent(&mut self, log_bytes: usize) {
+        self.count += 1;
+        self.log_bytes += log_bytes;
+    }
+
+    pub(super) fn ended(&mut self, log_bytes: usize) {
+        self.count -= 1;
+        self.log_bytes -= log_bytes;
+    }
+
+    /// The target took data, or otherwise showed that it works.
+    pub(crate) fn moved(&mut self, now: Instant) {
+        self.moved_at = Some(now);
+    }
+
+    /// A command was answered; `says_reset`: its answer says that the unit was reset.
+    pub(super) fn answered(&mut self, now: Instant, says_reset: bool) {
+        self.moved_at = Some(now);
+        self.was_reset = self.count > 0 && (self.was_reset || says_reset);
+    }
+
+    /// The session is gone.
+    pub(super) fn disconnected(&mut self) {
+        *self = InFlight { moved_at: self.moved_at, ..InFlight::default() };
+    }
+
+    /// When the time-out of what is in flight ends; `oldest`: when the first of it was sent.
+    pub(super) fn timeout(&self, oldest: Option<Instant>) -> Option<Instant> {
+        let oldest = oldest?;
+        let moved = self.moved_at.map_or(oldest, |at| at.max(oldest));
+        Some((moved + MUTE_TIMEOUT).min(oldest + LOST_TIMEOUT))
+    }
+
+    /// Why only a new connection can settle what is in flight, if that is so.
+    pub(super) fn needs_new_connection(&self, now: Instant, oldest: Option<Instant>) -> Option<&'static str> {
+        if self.was_reset && self.count > 0 {
+            return Some("the unit was reset, and commands in flight with it");
+        }
+        self.timeout(oldest).is_some_and(|at| at <= now).then_some("commands were not answered for too long")
+    }
+}

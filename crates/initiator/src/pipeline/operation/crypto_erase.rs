@@ -1,0 +1,41 @@
+//! Makes the target forget everything: there are no keys of epochs before a given one any more.
+
+use strongroom_block::Lba;
+use strongroom_iscsi::ahs;
+use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::cdb;
+
+use super::execute::{BuildContext, Capabilities, Effect, Execute, Next, UnitContext};
+use crate::pipeline::command_plan::CommandPlan;
+use crate::pipeline::write_order::Range;
+
+#[derive(Debug)]
+pub(crate) struct CryptoErase {
+    pub(crate) epoch: u32,
+    pub(crate) blocks: u64,
+}
+
+impl Execute for CryptoErase {
+    fn effect(&self) -> Effect {
+        Effect::Blocks
+    }
+
+    fn range(&self, _: usize) -> Range {
+        Range::new(Lba(0), self.blocks)
+    }
+
+    fn next_command(&mut self, _: &Capabilities, remaining: &mut Option<Range>) -> CommandPlan {
+        *remaining = None;
+        CommandPlan::control()
+    }
+
+    fn build(&self, _: &CommandPlan, context: &BuildContext<'_>) -> ScsiCommand {
+        let mut segments = Vec::new();
+        ahs::push_keys_destroyed(&mut segments, self.epoch);
+        ScsiCommand { ahs: segments.into(), ..context.unit.without_data(cdb::sanitize_crypto_erase()) }
+    }
+
+    fn succeeded(&mut self, _: &CommandPlan, _: UnitContext<'_>) -> Next {
+        Next::Erased
+    }
+}
