@@ -100,9 +100,7 @@ pub(crate) struct PathSample {
 
 #[derive(Debug)]
 pub(super) struct Estimator {
-    delivered: u64,
-    delivered_at: Option<Instant>,
-    first_sent: Option<Instant>,
+    delivery: Delivery,
     phase: Phase,
     window_bytes: u64,
     /// What fills the link, as far as it is known: with so much under way a round tells of the link, whoever ended it.
@@ -121,6 +119,16 @@ pub(super) struct Estimator {
     lossy_rounds: u32,
     /// Rounds that say nothing because TCP paused.
     paused_rounds: u32,
+}
+
+/// What was answered so far.
+#[derive(Debug, Default)]
+struct Delivery {
+    bytes: u64,
+    /// When the last of it was.
+    at: Option<Instant>,
+    /// When what was answered last had been sent.
+    first_sent: Option<Instant>,
 }
 
 /// What was answered on average: what sealing has to keep up with, of which a heap of answers says nothing.
@@ -207,9 +215,7 @@ impl<const N: usize> Recent<N> {
 impl Default for Estimator {
     fn default() -> Estimator {
         Estimator {
-            delivered: 0,
-            delivered_at: None,
-            first_sent: None,
+            delivery: Delivery::default(),
             phase: Phase::Growing { best_rate: 0.0, flat_rounds: 0 },
             window_bytes: WINDOW_BYTES_FIRST,
             full_bytes: u64::MAX,
@@ -343,22 +349,22 @@ impl Estimator {
     /// A command is sent, and `under_way_bytes` were before it.
     pub(super) fn sent(&mut self, now: Instant, bytes: u64, under_way_bytes: u64) -> Flight {
         if under_way_bytes == 0 {
-            (self.delivered_at, self.first_sent) = (Some(now), Some(now));
+            (self.delivery.at, self.delivery.first_sent) = (Some(now), Some(now));
         }
         self.round.is_limited |= under_way_bytes.saturating_add(bytes) >= self.full_bytes;
         if let Phase::Draining { is_drained, .. } = &mut self.phase
             && !std::mem::replace(is_drained, true)
         {
             // There is room again: from here on answers tell of the link as it is.
-            self.round = Round { is_limited: true, ..Round::begin(self.delivered) };
+            self.round = Round { is_limited: true, ..Round::begin(self.delivery.bytes) };
         }
         self.under_way.add(now, bytes);
         Flight {
             at: now,
             bytes,
-            delivered: self.delivered,
-            delivered_at: self.delivered_at.unwrap_or(now),
-            first_sent: self.first_sent.unwrap_or(now),
+            delivered: self.delivery.bytes,
+            delivered_at: self.delivery.at.unwrap_or(now),
+            first_sent: self.delivery.first_sent.unwrap_or(now),
         }
     }
 
@@ -374,9 +380,9 @@ impl Estimator {
         if !moved {
             return;
         }
-        self.delivered += flight.bytes;
-        (self.delivered_at, self.first_sent) = (Some(now), Some(flight.at));
-        self.mean.take(now, self.delivered);
+        self.delivery.bytes += flight.bytes;
+        (self.delivery.at, self.delivery.first_sent) = (Some(now), Some(flight.at));
+        self.mean.take(now, self.delivery.bytes);
         if self.is_near() {
             // There is no window to find.
             return;
@@ -388,7 +394,7 @@ impl Estimator {
         if seconds <= 0.0 {
             return;
         }
-        let rate = (self.delivered - flight.delivered) as f64 / seconds;
+        let rate = (self.delivery.bytes - flight.delivered) as f64 / seconds;
         // Where the rate is not known yet a command's own transfer is taken for part of the way, at most.
         let transfer = flight.bytes as f64 / self.rate().unwrap_or(rate).max(rate);
         let is_of_round = flight.delivered >= self.round.begun_at_bytes;
@@ -404,15 +410,15 @@ impl Estimator {
 
     /// Whatever is under way will not be answered.
     pub(super) fn disconnected(&mut self) {
-        self.round = Round::begin(self.delivered);
-        (self.delivered_at, self.first_sent) = (None, None);
+        self.round = Round::begin(self.delivery.bytes);
+        (self.delivery.at, self.delivery.first_sent) = (None, None);
         self.under_way = UnderWay::default();
         // TCP begins anew, and so does this; the way is likely the same.
         self.phase = Phase::Growing { best_rate: 0.0, flat_rounds: 0 };
     }
 
     fn end_round(&mut self) {
-        let round = std::mem::replace(&mut self.round, Round::begin(self.delivered));
+        let round = std::mem::replace(&mut self.round, Round::begin(self.delivery.bytes));
         self.unit_bytes = round.unit_bytes;
         let base = self.round_trip();
         if round.is_limited || self.rates.max().is_none_or(|rate| round.rate > rate) {
