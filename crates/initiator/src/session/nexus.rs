@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, Custody};
 use strongroom_handshake::PublicKey;
-use strongroom_iscsi::initiator::{Config, ConnectionId, Event, Session, SessionKind, SubmitError, TaskId};
+use strongroom_iscsi::initiator::{
+    Completed, Config, ConnectionId, DataIn, Event, Session, SessionKind, SubmitError, TaskId,
+};
 use strongroom_iscsi::{Agreed, CloseReason, DigestOffer, LoginStatus};
 use strongroom_net::{LinkEnd, LinkEvent, StreamId};
 
@@ -20,7 +22,8 @@ use crate::chap::ChapAccount;
 use crate::error::refusal;
 use crate::pipeline::engine::{CommandId, Engine};
 use crate::pipeline::unit::UnitDescription;
-use crate::session::probe::{Probe, Step};
+use crate::session::further::FurtherConnections;
+use crate::session::probe::{Probe, ProbeStep};
 use crate::session::wire::Wire;
 use crate::session::writer_lease::{LeaseOutcome, LeaseTalk};
 use crate::{AttachError, AttachOptions};
@@ -28,8 +31,6 @@ use crate::{AttachError, AttachOptions};
 /// From how many bytes on what was made is handed to the socket before more is made.
 const TRANSMIT_BYTES: usize = 256 << 10;
 
-/// So many refusals in a row are believed: the session makes do with what it has.
-const REFUSALS_MAX: u32 = 4;
 /// A session without a connection is kept so long by a target that agrees, in seconds.
 const RETAIN_S: u16 = 60;
 
@@ -55,32 +56,41 @@ enum Task {
     Engine(CommandId),
 }
 
+/// Questions of which each follows from the answer to the one before.
+#[derive(Debug)]
+struct Dialog<T> {
+    of: T,
+    /// When the next one is due, if the unit or the command window makes it wait.
+    at: Option<Instant>,
+}
+
+impl<T> Dialog<T> {
+    fn new(of: T) -> Dialog<T> {
+        Dialog { of, at: None }
+    }
+
+    /// Whether the next question is due now.
+    fn take_due(&mut self, now: Instant) -> bool {
+        self.at.take_if(|at| *at <= now).is_some()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Nexus {
     /// The leading one first, until it is lost.
     wires: Vec<Wire>,
     /// Sockets of wires that are gone.
     ended: Vec<StreamId>,
-    /// Wires that the session may have.
-    wires_wanted: usize,
+    further: FurtherConnections,
     /// Who holds the unit's keys, if it is sealed: see [`Nexus::protect`].
     custody: Option<Custody>,
-    /// No further wire is called before.
-    call_at: Option<Instant>,
-    backoff: Duration,
     was_suspended: bool,
-    /// Further connections refused in a row.
-    refusals: u32,
     /// Who the target has proven to be on the first wire.
     target_key: Option<PublicKey>,
     session: Option<Session>,
-    probe: Option<Probe>,
-    /// When the next question is due: it was answered with "later".
-    ask_at: Option<Instant>,
+    probe: Option<Dialog<Probe>>,
     /// What is being said about the writer lease.
-    lease: Option<LeaseTalk>,
-    /// When it is to be said again.
-    claim_at: Option<Instant>,
+    lease: Option<Dialog<LeaseTalk>>,
     tasks: HashMap<TaskId, Task>,
     /// Until the unit has answered.
     deadline: Option<Instant>,
@@ -103,18 +113,13 @@ impl Nexus {
         Nexus {
             wires: vec![wire],
             ended: Vec::new(),
-            wires_wanted: 1,
+            further: FurtherConnections::new(options.timeouts.backoff_min),
             custody: None,
-            call_at: None,
-            backoff: options.timeouts.backoff_min,
             was_suspended: false,
-            refusals: 0,
             target_key: None,
             session: None,
             probe: None,
-            ask_at: None,
             lease: None,
-            claim_at: None,
             tasks: HashMap::new(),
             deadline: Some(now + options.timeouts.connect),
             connect_timeout: options.timeouts.connect,
@@ -171,10 +176,7 @@ impl Nexus {
 
     fn call_due(&self) -> Option<Instant> {
         let session = self.session.as_ref().filter(|_| self.is_open)?;
-        let later = self.call_at.max(session.continues_at());
-        // The first to come back continues the session; the others follow.
-        let wanted = if session.is_suspended() { 1 } else { self.wires_wanted };
-        (self.wires.len() < wanted).then_some(later).flatten()
+        self.further.due(session, self.wires.len())
     }
 
     /// A further wire is being called.
@@ -185,8 +187,7 @@ impl Nexus {
 
     /// A further wire could not be called, or was lost: the next try waits.
     pub(crate) fn call_later(&mut self, now: Instant, options: &AttachOptions) {
-        self.call_at = Some(now + self.backoff);
-        self.backoff = (self.backoff * 2).min(options.timeouts.backoff_max);
+        self.further.later(now, options.timeouts.backoff_max);
     }
 
     /// Sockets that are to be closed.
@@ -247,7 +248,7 @@ impl Nexus {
         self.set_custody(custody);
         self.is_open = true;
         self.deadline = None;
-        self.call_at = Some(now);
+        self.further.now(now);
     }
 
     /// Starts a logout; [`Notice::Lost`] follows.
@@ -271,12 +272,10 @@ impl Nexus {
         {
             session.handle_timeout(now);
         }
-        if self.ask_at.is_some_and(|at| at <= now) {
-            self.ask_at = None;
+        if self.probe.as_mut().is_some_and(|probe| probe.take_due(now)) {
             self.ask();
         }
-        if self.claim_at.is_some_and(|at| at <= now) {
-            self.claim_at = None;
+        if self.lease.as_mut().is_some_and(|lease| lease.take_due(now)) {
             self.say(now);
         }
     }
@@ -284,7 +283,9 @@ impl Nexus {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let session = self.session.as_ref().and_then(Session::poll_timeout);
         let links = self.wires.iter().filter_map(|wire| wire.link.poll_timeout()).min();
-        [links, session, self.ask_at, self.claim_at, self.deadline, self.call_due()].into_iter().flatten().min()
+        let probe = self.probe.as_ref().and_then(|probe| probe.at);
+        let lease = self.lease.as_ref().and_then(|lease| lease.at);
+        [links, session, probe, lease, self.deadline, self.call_due()].into_iter().flatten().min()
     }
 
     /// Moves everything that has arrived upwards.
@@ -420,7 +421,8 @@ impl Nexus {
             match event {
                 Event::LoggedIn { agreed, .. } => {
                     self.logged_in(&agreed, options);
-                    self.probe = Some(Probe::new(identity.target_name.clone(), options.url.lun(), self.target_key));
+                    let probe = Probe::new(identity.target_name.clone(), options.url.lun(), self.target_key);
+                    self.probe = Some(Dialog::new(probe));
                     self.ask();
                 }
                 Event::ConnectionJoined { id, agreed } => {
@@ -428,9 +430,7 @@ impl Nexus {
                         wire.is_in_session = true;
                         wire.link.login_finished(agreed.digests);
                     }
-                    self.backoff = options.timeouts.backoff_min;
-                    self.refusals = 0;
-                    self.call_at = Some(now);
+                    self.further.joined(now, options.timeouts.backoff_min);
                     if std::mem::take(&mut self.was_suspended) {
                         return Some(Notice::Continued);
                     }
@@ -446,44 +446,12 @@ impl Nexus {
                 Event::LoginFailed { status, redirect, reason } => {
                     self.login_failure = Some(login_error(status, redirect, reason.as_deref()));
                 }
-                Event::DataIn(data_in) => match self.tasks.get(&data_in.task) {
-                    Some(Task::Probe) => {
-                        if let Some(probe) = &mut self.probe {
-                            probe.data(&data_in.data);
-                        }
+                Event::DataIn(data_in) => self.data_in(now, &data_in, engine.as_deref_mut()),
+                Event::Completed(completed) => {
+                    if let Some(notice) = self.completed(now, &completed, engine.as_deref_mut()) {
+                        return Some(notice);
                     }
-                    Some(Task::Lease) => {
-                        if let Some(lease) = &mut self.lease {
-                            lease.data(&data_in.data);
-                        }
-                    }
-                    Some(&Task::Engine(id)) => {
-                        if let Some(engine) = &mut engine {
-                            engine.data_in(now, id, &data_in);
-                        }
-                    }
-                    None => {}
-                },
-                Event::Completed(completed) => match self.tasks.remove(&completed.task) {
-                    Some(Task::Probe) => match self.probe.as_mut().map(|probe| probe.completed(&completed)) {
-                        Some(Step::Ask(after)) if after.is_zero() => self.ask(),
-                        Some(Step::Ask(after)) => self.ask_at = Some(now + after),
-                        Some(Step::Done(unit)) => return Some(Notice::Probed(unit)),
-                        Some(Step::Failed(error)) => return Some(Notice::Lost(error)),
-                        None => {}
-                    },
-                    Some(Task::Lease) => {
-                        if let Some(notice) = self.lease_answered(now, &completed) {
-                            return Some(notice);
-                        }
-                    }
-                    Some(Task::Engine(id)) => {
-                        if let Some(engine) = &mut engine {
-                            engine.completed(now, id, &completed);
-                        }
-                    }
-                    None => {}
-                },
+                }
                 Event::LogoutRequested { .. } => {
                     tracing::info!("the target asks for a logout; reconnecting");
                     self.log_out(now);
@@ -496,17 +464,51 @@ impl Nexus {
         None
     }
 
+    /// Data of a task, for what the task belongs to.
+    fn data_in(&mut self, now: Instant, data_in: &DataIn, engine: Option<&mut Engine>) {
+        match self.tasks.get(&data_in.task) {
+            Some(Task::Probe) => {
+                if let Some(probe) = &mut self.probe {
+                    probe.of.data(&data_in.data);
+                }
+            }
+            Some(Task::Lease) => {
+                if let Some(lease) = &mut self.lease {
+                    lease.of.data(&data_in.data);
+                }
+            }
+            Some(&Task::Engine(id)) => {
+                if let Some(engine) = engine {
+                    engine.data_in(now, id, data_in);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// The end of a task, likewise.
+    fn completed(&mut self, now: Instant, completed: &Completed, engine: Option<&mut Engine>) -> Option<Notice> {
+        match self.tasks.remove(&completed.task)? {
+            Task::Probe => match self.probe.as_mut()?.of.completed(completed) {
+                ProbeStep::Ask(after) if after.is_zero() => self.ask(),
+                ProbeStep::Ask(after) => self.probe.as_mut()?.at = Some(now + after),
+                ProbeStep::Done(unit) => return Some(Notice::Probed(unit)),
+                ProbeStep::Failed(error) => return Some(Notice::Lost(error)),
+            },
+            Task::Lease => return self.lease_answered(now, completed),
+            Task::Engine(id) => {
+                if let Some(engine) = engine {
+                    engine.completed(now, id, completed);
+                }
+            }
+        }
+        None
+    }
+
     fn logged_in(&mut self, agreed: &Agreed, options: &AttachOptions) {
         self.wires[0].is_in_session = true;
         self.wires[0].link.login_finished(agreed.digests);
-        self.wires_wanted = usize::from(agreed.connections_max.min(options.connections.max(1)));
-        if self.wires_wanted < usize::from(options.connections) {
-            tracing::warn!(
-                asked_for = options.connections,
-                connections = self.wires_wanted,
-                "the target takes fewer connections per session"
-            );
-        }
+        self.further.agreed(agreed.connections_max, options.connections);
     }
 
     /// The session goes on without one of its connections, or did not get it.
@@ -522,11 +524,7 @@ impl Nexus {
         if let CloseReason::LoginRefused(status) = &reason
             && !is_suspended
         {
-            self.refusals += 1;
-            if self.refusals == REFUSALS_MAX {
-                tracing::warn!(%status, "the target takes no further connection into the session");
-                self.wires_wanted = session.connections().count();
-            }
+            self.further.refused(status, session);
         }
         if let Some(at) = self.wires.iter().position(|wire| wire.id == Some(id)) {
             self.ended.push(self.wires.remove(at).stream);
@@ -541,7 +539,7 @@ impl Nexus {
 
     fn ask(&mut self) {
         let (Some(probe), Some(session)) = (&mut self.probe, &mut self.session) else { return };
-        match session.submit(probe.command()) {
+        match session.submit(probe.of.command()) {
             Ok(task) => drop(self.tasks.insert(task, Task::Probe)),
             // The session is ending; `Closed` says why.
             Err(error) => tracing::debug!(%error, "a question could not be sent"),

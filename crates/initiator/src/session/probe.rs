@@ -1,4 +1,4 @@
-//! The questions after a login: what is this unit? Asked anew on every connection, believed only as far as it was checked.
+//! The questions after a login: what is this unit? Asked again in every session; answers are checked before they are believed.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ enum Question {
     Limits,
 }
 
-/// The state of the questioning.
+/// The questions, and what is known so far.
 #[derive(Debug)]
 pub(crate) struct Probe {
     lun: u16,
@@ -40,7 +40,7 @@ pub(crate) struct Probe {
 
 /// What to do after an answer.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum ProbeStep {
     /// Send [`Probe::command`], after a pause.
     Ask(Duration),
     Done(Box<UnitDescription>),
@@ -100,94 +100,42 @@ impl Probe {
         self.answer.extend_from_slice(&data[..data.len().min(room)]);
     }
 
-    pub(crate) fn completed(&mut self, completed: &Completed) -> Step {
+    pub(crate) fn completed(&mut self, completed: &Completed) -> ProbeStep {
         match judge(completed, None, &mut self.retries) {
             Outcome::Done => {}
-            Outcome::Retry(after) => return Step::Ask(after),
+            Outcome::Retry(after) => return ProbeStep::Ask(after),
             // Optional for the target; what follows from their absence was assumed already.
             _ if matches!(self.question, Question::Pages | Question::Limits) => self.answer.clear(),
-            Outcome::Fail(error) => return Step::Failed(AttachError::Unsupported(error.message)),
+            Outcome::Fail(error) => return ProbeStep::Failed(AttachError::Unsupported(error.message)),
             verdict => {
                 let what = format!("{:?} was answered with {verdict:?}; is this a disk?", self.question);
-                return Step::Failed(AttachError::Unsupported(what));
+                return ProbeStep::Failed(AttachError::Unsupported(what));
             }
         }
         self.retries = Retries::default();
         match self.understand() {
             Ok(Some(next)) => {
                 self.question = next;
-                Step::Ask(Duration::ZERO)
+                ProbeStep::Ask(Duration::ZERO)
             }
-            Ok(None) => Step::Done(Box::new(self.unit.clone())),
-            Err(error) => Step::Failed(error),
+            Ok(None) => ProbeStep::Done(Box::new(self.unit.clone())),
+            Err(error) => ProbeStep::Failed(error),
         }
     }
 
     /// Takes the answer in; says what to ask next.
     fn understand(&mut self) -> Result<Option<Question>, AttachError> {
-        let unsupported = |what: &str| AttachError::Unsupported(what.to_owned());
-        let has = |pages: &[u8], page| pages.contains(&page);
         match self.question {
-            Question::Inquiry => {
-                let inquiry =
-                    StandardInquiry::parse(&self.answer).ok_or_else(|| unsupported("INQUIRY is cut short"))?;
-                if !inquiry.is_block_device() {
-                    return Err(AttachError::NoUnit(format!(
-                        "there is no disk at {} logical unit {}; check the URL, and 'volume list' at the target",
-                        self.unit.target_name, self.lun
-                    )));
-                }
-                self.unit.vendor = inquiry.vendor;
-                self.unit.product = inquiry.product;
-                self.unit.revision = inquiry.revision;
-                Ok(Some(Question::Pages))
-            }
+            Question::Inquiry => self.understand_inquiry().map(Some),
             Question::Pages => {
                 self.pages = inquiry::parse_vpd_pages(&self.answer).unwrap_or_default();
                 // Only a Strongroom gives 0xC0 the meaning that we know.
                 let ours = self.unit.vendor.as_bytes() == inquiry::VENDOR.trim_ascii();
-                let asks = has(&self.pages, vendor::UNIT_PAGE) && ours;
+                let asks = self.pages.contains(&vendor::UNIT_PAGE) && ours;
                 Ok(Some(if asks { Question::UnitPage } else { Question::Capacity }))
             }
-            Question::UnitPage => {
-                let page = vendor::UnitPage::parse(&self.answer)
-                    .ok_or_else(|| unsupported("it describes itself in a way that this build does not know; update"))?;
-                self.unit.incarnation = Some(page.incarnation);
-                self.unit.other_views = page.other_views;
-                self.unit.has_leases = page.has_leases;
-                self.unit.sealed = page.sealing.map(|sealing| SealedUnit {
-                    claims: SealedClaims {
-                        volume_id: page.volume,
-                        domain: sealing.domain,
-                        block_size: page.block_size,
-                        custody: sealing.custody,
-                        suite: sealing.suite,
-                        epoch: sealing.epoch,
-                    },
-                    mode: sealing.mode,
-                    record_bytes: sealing.record_bytes as usize,
-                    allows_previous: sealing.allows_previous,
-                    conditional_holes: sealing.conditional_holes,
-                    heeds_keys_destroyed: sealing.heeds_keys_destroyed,
-                });
-                Ok(Some(Question::Capacity))
-            }
-            Question::Capacity => {
-                let capacity =
-                    ReadCapacity16::parse(&self.answer).ok_or_else(|| unsupported("READ CAPACITY is cut short"))?;
-                self.unit.geometry = capacity
-                    .geometry()
-                    .ok_or_else(|| unsupported("its block size is not a power of two from 512 to 65536"))?;
-                if let Some(sealed) = &self.unit.sealed
-                    && sealed.claims.block_size != self.unit.geometry.block_size
-                {
-                    return Err(unsupported("it contradicts itself about its block size"));
-                }
-                // A discarded block must read as zeros: where it need not, zeros are written instead.
-                let unmap = capacity.provisioned && capacity.reads_zeros;
-                self.unit.unmap_blocks_max = unmap.then_some(u32::MAX);
-                Ok(has(&self.pages, inquiry::PAGE_BLOCK_LIMITS).then_some(Question::Limits))
-            }
+            Question::UnitPage => self.understand_unit_page().map(Some),
+            Question::Capacity => self.understand_capacity(),
             Question::Limits => {
                 if let Some(limits) = BlockLimits::parse(&self.answer) {
                     self.unit.transfer_blocks_max = Some(limits.transfer_blocks_max).filter(|&blocks| blocks > 0);
@@ -199,4 +147,61 @@ impl Probe {
             }
         }
     }
+
+    fn understand_inquiry(&mut self) -> Result<Question, AttachError> {
+        let inquiry = StandardInquiry::parse(&self.answer).ok_or_else(|| unsupported("INQUIRY is cut short"))?;
+        if !inquiry.is_block_device() {
+            return Err(AttachError::NoUnit(format!(
+                "there is no disk at {} logical unit {}; check the URL, and 'volume list' at the target",
+                self.unit.target_name, self.lun
+            )));
+        }
+        self.unit.vendor = inquiry.vendor;
+        self.unit.product = inquiry.product;
+        self.unit.revision = inquiry.revision;
+        Ok(Question::Pages)
+    }
+
+    fn understand_unit_page(&mut self) -> Result<Question, AttachError> {
+        let page = vendor::UnitPage::parse(&self.answer)
+            .ok_or_else(|| unsupported("it describes itself in a way that this build does not know; update"))?;
+        self.unit.incarnation = Some(page.incarnation);
+        self.unit.other_views = page.other_views;
+        self.unit.has_leases = page.has_leases;
+        self.unit.sealed = page.sealing.map(|sealing| SealedUnit {
+            claims: SealedClaims {
+                volume_id: page.volume,
+                domain: sealing.domain,
+                block_size: page.block_size,
+                custody: sealing.custody,
+                suite: sealing.suite,
+                epoch: sealing.epoch,
+            },
+            mode: sealing.mode,
+            record_bytes: sealing.record_bytes as usize,
+            allows_previous: sealing.allows_previous,
+            conditional_holes: sealing.conditional_holes,
+            heeds_keys_destroyed: sealing.heeds_keys_destroyed,
+        });
+        Ok(Question::Capacity)
+    }
+
+    fn understand_capacity(&mut self) -> Result<Option<Question>, AttachError> {
+        let capacity = ReadCapacity16::parse(&self.answer).ok_or_else(|| unsupported("READ CAPACITY is cut short"))?;
+        self.unit.geometry =
+            capacity.geometry().ok_or_else(|| unsupported("its block size is not a power of two from 512 to 65536"))?;
+        if let Some(sealed) = &self.unit.sealed
+            && sealed.claims.block_size != self.unit.geometry.block_size
+        {
+            return Err(unsupported("it contradicts itself about its block size"));
+        }
+        // A discarded block must read as zeros: where it need not, zeros are written instead.
+        let unmap = capacity.provisioned && capacity.reads_zeros;
+        self.unit.unmap_blocks_max = unmap.then_some(u32::MAX);
+        Ok(self.pages.contains(&inquiry::PAGE_BLOCK_LIMITS).then_some(Question::Limits))
+    }
+}
+
+fn unsupported(what: &str) -> AttachError {
+    AttachError::Unsupported(what.to_owned())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use strongroom_block::Custody;
 use strongroom_iscsi::initiator::Completed;
 
-use super::{Nexus, Notice, Task};
+use super::{Dialog, Nexus, Notice, Task};
 use crate::session::writer_lease::{LeaseStep, LeaseTalk};
 
 /// When what is to be said about the lease has no room in the command window, it is tried again after so long.
@@ -15,7 +15,7 @@ impl Nexus {
     /// Talks to the unit about the writer lease; [`Notice::Lease`] follows. `custody`: who holds its keys, if it is sealed.
     pub(crate) fn talk_of_lease(&mut self, now: Instant, talk: LeaseTalk, custody: Option<Custody>) {
         self.set_custody(custody);
-        self.lease = Some(talk);
+        self.lease = Some(Dialog::new(talk));
         self.say(now);
     }
 
@@ -26,9 +26,9 @@ impl Nexus {
 
     /// The unit has answered.
     pub(super) fn lease_answered(&mut self, now: Instant, completed: &Completed) -> Option<Notice> {
-        match self.lease.as_mut()?.completed(completed) {
+        match self.lease.as_mut()?.of.completed(completed) {
             LeaseStep::Ask(after) if after.is_zero() => self.say(now),
-            LeaseStep::Ask(after) => self.claim_at = Some(now + after),
+            LeaseStep::Ask(after) => self.lease.as_mut()?.at = Some(now + after),
             LeaseStep::Done(outcome) => {
                 self.lease = None;
                 return Some(Notice::Lease(outcome));
@@ -40,12 +40,12 @@ impl Nexus {
 
     pub(super) fn say(&mut self, now: Instant) {
         let (Some(lease), Some(session)) = (&mut self.lease, &mut self.session) else { return };
-        match session.submit(lease.command()) {
+        match session.submit(lease.of.command()) {
             Ok(task) => drop(self.tasks.insert(task, Task::Lease)),
             Err(error) => {
                 tracing::debug!(%error, "a claim could not be sent yet");
                 // The window is full of commands of ours, or the session is ending.
-                self.claim_at = Some(now + SAY_AGAIN_AFTER);
+                lease.at = Some(now + SAY_AGAIN_AFTER);
             }
         }
     }
