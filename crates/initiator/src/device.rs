@@ -14,14 +14,18 @@
 //! A block that does not open is a `Medium` error that names it, and never data, unless it was chosen that older versions may be
 //! read instead (`previous`).
 
+mod bounds;
 mod contents;
 mod driver;
 mod erase;
+mod failed_reads;
 mod grow;
+mod holes;
 mod intake;
 pub(crate) mod machine;
 mod presealed;
 mod previous;
+mod protection;
 mod recover;
 mod reseal;
 mod sealed_note;
@@ -39,13 +43,15 @@ use strongroom_scsi::vendor::lease::Writer;
 
 use crate::completion::{device_error, lock};
 use crate::pipeline::ahead::ReadAhead;
-use crate::pipeline::answer::Answer;
 use crate::pipeline::losses::LostRequest;
-use crate::pipeline::operation::{Discard, Flush, Hole, LbaStatus, Operation, ProbeHole, Read, Write, WritePart};
+use crate::pipeline::operation::{Discard, Flush, Hole, Operation, Read, Write, WritePart};
 use crate::pipeline::request::{NewRequest, Reply};
 use crate::pipeline::sealing::Sealing;
 use crate::{AttachError, AttachOptions, DamagedReads, KeyStatus, Pipeline, UnitDescription, WriteLosses};
+use bounds::Bounds;
 use driver::{Attached, Driver, Purpose};
+use failed_reads::FailedReads;
+use holes::Holes;
 use intake::Intake;
 use previous::Previous;
 use versions::Versions;
@@ -60,9 +66,6 @@ pub use recover::{RecoverError, Recovered};
 pub use reseal::{ResealProgress, ResealReport};
 pub use verify::{VerifyProgress, VerifyReport};
 
-/// Questions about absence in one call of [`RemoteDevice::hole_at`].
-const HOLE_QUESTIONS_MAX: u32 = 256;
-
 /// A volume that is attached. Requests go in and completions come out as [`BlockDevice`] says; dropped, it logs out and
 /// forgets what was not flushed.
 pub struct RemoteDevice {
@@ -74,19 +77,14 @@ pub struct RemoteDevice {
     /// The target is told what opened.
     gives_feedback: bool,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// What looks for older versions of blocks that do not open, if that was chosen.
+    previous: Option<Previous>,
 }
 
 impl std::fmt::Debug for RemoteDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RemoteDevice").field("unit", &self.unit).finish_non_exhaustive()
     }
-}
-
-/// Blocks that are absent from some block on, and the oldest epoch that their absence is sealed under.
-#[derive(Clone, Copy, Debug, Default)]
-struct Absence {
-    blocks: u64,
-    oldest_epoch: Option<u32>,
 }
 
 /// Asks what is behind a URL without attaching it: no key is needed, nothing is read or written.
@@ -177,13 +175,15 @@ impl RemoteDevice {
             sealed = unit.sealed.is_some(),
             "attached"
         );
-        let device =
-            RemoteDevice { intake, status, unit, sealing, read_only, gives_feedback, thread: Mutex::new(Some(thread)) };
+        let thread = Mutex::new(Some(thread));
+        let mut device =
+            RemoteDevice { intake, status, unit, sealing, read_only, gives_feedback, thread, previous: None };
         if damaged_reads == DamagedReads::Previous
             && let Some(versions) = device.versions()
         {
-            let previous = Previous::start(versions)?;
-            assert!(device.intake.previous.set(previous).is_ok(), "a device is attached once");
+            let (failed_reads, receiver) = FailedReads::new();
+            device.previous = Some(Previous::start(versions, receiver)?);
+            assert!(device.intake.failed_reads.set(failed_reads).is_ok(), "a device is attached once");
         }
         if readahead {
             let Geometry { block_size, blocks } = device.unit.geometry;
@@ -199,7 +199,7 @@ impl RemoteDevice {
 
     /// Blocks of which an older version was read ([`DamagedReads::Previous`]); none under the other policy.
     pub fn previous_reads(&self) -> PreviousReads {
-        self.intake.previous.get().map(Previous::found).unwrap_or_default()
+        self.previous.as_ref().map(Previous::found).unwrap_or_default()
     }
 
     /// How the connection is doing.
@@ -253,7 +253,7 @@ impl RemoteDevice {
     /// # Errors
     /// What the target says.
     pub fn format(&self) -> Result<(), DeviceError> {
-        self.writable(None)?;
+        self.bounds().check_writable(None)?;
         let discard = self.discard(Lba(0), self.geometry().blocks)?;
         self.intake.ask(discard, 0)?;
         self.flush()
@@ -265,7 +265,7 @@ impl RemoteDevice {
     /// # Errors
     /// `OutOfRange` if it is refused; what the target says.
     pub fn format_grown(&self, from: Lba) -> Result<(), DeviceError> {
-        self.writable(None)?;
+        self.bounds().check_writable(None)?;
         let blocks = self.geometry().blocks;
         let refused = |what: &str| device_error(DeviceErrorKind::OutOfRange, Some(from), what);
         if from.0 == 0 || from.0 >= blocks {
@@ -291,51 +291,19 @@ impl RemoteDevice {
     /// # Errors
     /// What the target says, or `Medium` for a hole whose seal does not open.
     pub fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
-        self.absence(lba, count).map(|absence| absence.blocks)
+        self.holes().find(lba, count).map(|absence| absence.blocks)
     }
 
-    /// As [`RemoteDevice::hole_at`], with the oldest epoch that any of it is sealed under.
-    fn absence(&self, lba: Lba, count: u64) -> Result<Absence, DeviceError> {
-        let mut oldest_epoch: Option<u32> = None;
-        let mut found = 0;
-        let mut step = self.absence_hint(lba, count)?;
-        for _ in 0..HOLE_QUESTIONS_MAX {
-            if step == 0 {
-                break;
-            }
-            if self.sealing.is_none() {
-                found += step;
-                step = self.absence_hint(Lba(lba.0 + found), count - found)?;
-                continue;
-            }
-            // The hint is the target's; the proof is a read, which moves no data where there is none. Its size doubles, so
-            // that data behind the hole costs no more than the hole did.
-            let probe = ProbeHole::new(Lba(lba.0 + found), u32::try_from(step).unwrap_or(u32::MAX));
-            let Answer::HoleBlocks { absent, asked, oldest_epoch: oldest } = self.intake.ask(probe, 0)? else { break };
-            oldest_epoch = oldest_epoch.into_iter().chain(oldest).min();
-            found += absent.min(count - found);
-            step = if absent < u64::from(asked) { 0 } else { (2 * u64::from(asked)).min(count - found) };
-        }
-        Ok(Absence { blocks: found, oldest_epoch })
-    }
-
-    /// What the target says about `lba` and what follows: blocks that are absent.
-    fn absence_hint(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
-        if count == 0 {
-            return Ok(0);
-        }
-        Ok(match self.intake.ask(LbaStatus::new(lba), 0)? {
-            Answer::LbaStatus(Some(hint)) if !hint.mapped && hint.lba.0 <= lba.0 => {
-                u64::from(hint.count).saturating_sub(lba.0 - hint.lba.0).min(count)
-            }
-            _ => 0,
-        })
+    /// What finds absent blocks.
+    fn holes(&self) -> Holes<'_> {
+        Holes { intake: &self.intake, is_sealed: self.sealing.is_some() }
     }
 
     fn end(&self) {
         self.intake.detach();
-        if let Some(previous) = self.intake.previous.get() {
-            previous.end();
+        if let (Some(failed_reads), Some(previous)) = (self.intake.failed_reads.get(), &self.previous) {
+            failed_reads.close();
+            previous.join();
         }
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
@@ -356,66 +324,15 @@ impl RemoteDevice {
         self.sealing.as_ref().map_or(Ok(()), |sealing| sealing.sealer().map(drop))
     }
 
-    fn writable(&self, lba: Option<Lba>) -> Result<(), DeviceError> {
-        if self.read_only {
-            return Err(device_error(DeviceErrorKind::ReadOnly, lba, "the volume was attached read-only"));
-        }
-        Ok(())
+    /// Which requests it takes.
+    fn bounds(&self) -> Bounds {
+        Bounds { geometry: self.geometry(), read_only: self.read_only }
     }
 
     fn discard(&self, lba: Lba, count: u64) -> Result<Operation, DeviceError> {
         match &self.sealing {
             Some(sealing) => sealing.seal_hole(lba, count).map(|hole| Hole(hole).into()),
             None => Ok(Discard { lba, count }.into()),
-        }
-    }
-
-    /// Whole blocks inside the volume.
-    fn check_blocks(&self, lba: Lba, len_bytes: usize) -> Result<(), DeviceError> {
-        let block_bytes = self.unit.geometry.block_size.len();
-        if len_bytes == 0 || !len_bytes.is_multiple_of(block_bytes) {
-            let message = format!("{len_bytes} bytes are not whole blocks of {block_bytes}");
-            return Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message));
-        }
-        self.check_range(lba, (len_bytes / block_bytes) as u64)
-    }
-
-    fn check_range(&self, lba: Lba, count: u64) -> Result<(), DeviceError> {
-        let geometry = self.geometry();
-        if count > 0 && geometry.contains(lba, count) {
-            return Ok(());
-        }
-        let message = format!("{count} blocks from {lba} on are not inside the {} blocks", geometry.blocks);
-        Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message))
-    }
-
-    /// What a request costs of the queue's limit in bytes, once it is found to make sense.
-    fn check(&self, request: &Request) -> Result<usize, DeviceError> {
-        match request {
-            Request::Read { lba, buffer } => self.check_blocks(*lba, buffer.len()).map(|()| buffer.len()),
-            Request::Write { lba, data, .. } => {
-                self.writable(Some(*lba))?;
-                self.check_blocks(*lba, data.len()).map(|()| data.len())
-            }
-            Request::WritePart { lba, offset_bytes, data, .. } => {
-                self.writable(Some(*lba))?;
-                self.check_range(*lba, 1)?;
-                let block_bytes = self.unit.geometry.block_size.len();
-                if data.is_empty() || *offset_bytes as usize + data.len() > block_bytes {
-                    return Err(device_error(
-                        DeviceErrorKind::OutOfRange,
-                        Some(*lba),
-                        "the part is not inside the block",
-                    ));
-                }
-                // Old block, new block, and what is sent.
-                Ok(3 * block_bytes)
-            }
-            Request::Flush => Ok(0),
-            Request::Discard { lba, count } => {
-                self.writable(Some(*lba))?;
-                self.check_range(*lba, *count).map(|()| 0)
-            }
         }
     }
 
@@ -481,7 +398,7 @@ impl BlockDevice for RemoteDevice {
             return self.intake.completions.push(Completion { token, result: Ok(None) });
         }
         let loss = LostRequest::of(&request, self.unit.geometry.block_size.len());
-        let cost_bytes = match self.check(&request) {
+        let cost_bytes = match self.bounds().check(&request) {
             Ok(cost_bytes) => cost_bytes,
             Err(error) => return self.intake.fail(token, loss, error),
         };

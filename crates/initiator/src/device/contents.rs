@@ -3,7 +3,7 @@
 use strongroom_block::{BlockDevice, Custody, DeviceError, DeviceErrorKind, Lba, StoreSequence};
 
 use super::RemoteDevice;
-use crate::device::versions::Step;
+use crate::device::versions::OpenedVersion;
 
 /// What is on a volume, as far as a few blocks of it tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +30,9 @@ impl RemoteDevice {
         let mut found = VolumeContents::Empty;
         for lba in [0, last / 2, last] {
             match versions.version(Lba(lba), StoreSequence(0)) {
-                Ok(Step::Good { .. }) => return Ok(VolumeContents::Opens),
-                Ok(Step::Bad { .. } | Step::Unreadable) => found = VolumeContents::DoesNotOpen,
-                Ok(Step::None) => {}
+                Ok(OpenedVersion::Good { .. }) => return Ok(VolumeContents::Opens),
+                Ok(OpenedVersion::Bad { .. } | OpenedVersion::Unreadable) => found = VolumeContents::DoesNotOpen,
+                Ok(OpenedVersion::None) => {}
                 Err(error)
                     if error.kind == DeviceErrorKind::NoKey && is_lent && found != VolumeContents::DoesNotOpen =>
                 {

@@ -9,34 +9,32 @@ mod admit;
 mod claim;
 mod keys;
 mod pace;
+mod reconnection;
 
 use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{DeviceError, DeviceErrorKind, foreign};
+use strongroom_block::{DeviceError, DeviceErrorKind};
 use strongroom_net::{Event, Runtime, RuntimeOptions, SendState, StreamFailure, StreamId, Waker, resolve};
 use strongroom_scsi::vendor::lease::Writer;
 
 use crate::completion::{device_error, lock};
 use crate::device::intake::{Intake, abandoned, detached};
 use crate::pipeline::engine::{Engine, EngineCounters};
-use crate::pipeline::seal_threads::Sealers;
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::stamps::random;
 use crate::pipeline::unit::UnitDescription;
 use crate::session::nexus::{Identity, Nexus, Notice};
 use crate::session::wire::Wire;
 use crate::session::writer_lease::WriterLease;
-use crate::url::parse_target_address;
 use crate::{AttachError, AttachOptions, PipelineStatus};
 use pace::Pace;
+use reconnection::Reconnection;
 
 /// More than a ping takes: a message of this size or more carries commands or data.
 const DATA_BYTES_MIN: usize = 1024;
-/// Redirections followed in a row.
-const HOPS_MAX: u32 = 8;
 /// Connections of one session, and their successors while they linger.
 const STREAMS_MAX: usize = 64;
 /// How long a detach may take to say goodbye.
@@ -99,14 +97,6 @@ enum State {
     Refused,
 }
 
-/// Where the target is instead of at its URL's address.
-struct Detour {
-    host: String,
-    port: u16,
-    /// Until it fails; else for one connection.
-    is_permanent: bool,
-}
-
 pub(super) struct Driver {
     options: Arc<AttachOptions>,
     identity: Identity,
@@ -117,21 +107,13 @@ pub(super) struct Driver {
     state: State,
     engine: Option<Engine>,
     sealing: Option<Arc<Sealing>>,
-    sealers: Sealers,
     pace: Pace,
     lease: WriterLease,
     /// A unit that was looked at, and whether it may have lost what was not flushed: commands flow when the lease is ours.
     claiming: Option<(Arc<UnitDescription>, bool)>,
     unit: Option<Arc<UnitDescription>>,
     first: Option<SyncSender<Result<Attached, AttachError>>>,
-    backoff: Duration,
-    /// Where the last connection that stood led.
-    address: Option<SocketAddr>,
-    /// Where the target has sent us, and since when in a row.
-    detour: Option<Detour>,
-    hops: u32,
-    lost_at: Option<Instant>,
-    gave_up: bool,
+    reconnection: Reconnection,
     logout_deadline: Option<Instant>,
 }
 
@@ -149,7 +131,7 @@ impl Driver {
             connect_timeout: options.timeouts.connect,
             ..RuntimeOptions::default()
         };
-        let sealers = Sealers::new(waker.clone());
+        let pace = Pace::new(waker.clone());
         let runtime = Runtime::with_waker(runtime_options, waker)
             .map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
         let mut isid: [u8; 6] = random();
@@ -165,18 +147,12 @@ impl Driver {
             state: State::Idle { retry_at: Instant::now() },
             engine: None,
             sealing: None,
-            sealers,
-            pace: Pace::default(),
+            pace,
             lease: WriterLease::new(&options),
             claiming: None,
             unit: None,
             first: Some(first),
-            backoff: options.timeouts.backoff_min,
-            address: None,
-            detour: None,
-            hops: 0,
-            lost_at: None,
-            gave_up: false,
+            reconnection: Reconnection::new(options.timeouts.backoff_min),
             logout_deadline: None,
             options,
         })
@@ -312,14 +288,13 @@ impl Driver {
             State::Active(nexus) => nexus.poll_timeout(),
             State::Refused => None,
         };
-        let give_up = self.give_up_at().filter(|_| !self.gave_up);
+        let give_up = self.give_up_at();
         let engine = self.engine.as_ref().and_then(Engine::poll_timeout);
         [state, give_up, engine, self.logout_deadline].into_iter().flatten().min()
     }
 
     fn give_up_at(&self) -> Option<Instant> {
-        let after = self.options.timeouts.give_up;
-        self.lost_at.filter(|_| !after.is_zero()).map(|lost_at| lost_at + after)
+        self.reconnection.give_up_at(self.options.timeouts.give_up).filter(|_| !self.reconnection.gave_up)
     }
 
     fn handle_timeouts(&mut self, now: Instant) {
@@ -332,14 +307,14 @@ impl Driver {
                 self.lose(now, AttachError::Unreachable(why.to_owned()));
             }
         }
-        if !self.gave_up && self.give_up_at().is_some_and(|at| at <= now) {
+        if self.give_up_at().is_some_and(|at| at <= now) {
             self.give_up();
         }
     }
 
     /// The connection has been lost for too long: nobody waits any longer, but it is still tried.
     fn give_up(&mut self) {
-        self.gave_up = true;
+        self.reconnection.gave_up = true;
         let seconds = self.options.timeouts.give_up.as_secs();
         let why = lock(&self.status).last_loss.clone().unwrap_or_default();
         tracing::error!(seconds, why, "the target stays away: waiting requests fail now");
@@ -361,10 +336,7 @@ impl Driver {
     /// Begins a try.
     fn call(&mut self, now: Instant) {
         let url = &self.options.url;
-        let (host, port) = match &self.detour {
-            Some(detour) => (detour.host.as_str(), detour.port),
-            None => (url.host(), url.port()),
-        };
+        let (host, port) = self.reconnection.detour().unwrap_or_else(|| (url.host(), url.port()));
         let addresses = match resolve(host, port) {
             Ok(addresses) => addresses,
             Err(error) => return self.lose(now, AttachError::Unreachable(error.to_string())),
@@ -398,7 +370,7 @@ impl Driver {
         while let State::Active(nexus) = &mut self.state
             && nexus.wants_wire(now)
             && !self.intake.is_detaching()
-            && let Some(address) = self.address
+            && let Some(address) = self.reconnection.address
         {
             let wire = self.dial(now, address);
             let State::Active(nexus) = &mut self.state else { return };
@@ -436,7 +408,7 @@ impl Driver {
                 Event::Connected { stream } => {
                     if let Some(at) = nexus.wire_of(stream) {
                         nexus.wire(at).is_connected = true;
-                        self.address = Some(nexus.wire(at).address);
+                        self.reconnection.address = Some(nexus.wire(at).address);
                     }
                 }
                 Event::Closed { stream, failure } => {
@@ -488,7 +460,7 @@ impl Driver {
                 tracing::warn!(%reason, "every connection of the session is lost; its commands wait for a new one");
                 let mut status = lock(&self.status);
                 (status.is_connected, status.last_loss) = (false, Some(reason.to_string()));
-                self.lost_at.get_or_insert(now);
+                self.reconnection.lost(now);
             }
             Notice::Continued => {
                 lock(&self.status).is_connected = true;
@@ -530,7 +502,7 @@ impl Driver {
 
     /// The connection (or a try) has ended.
     fn lose(&mut self, now: Instant, error: AttachError) {
-        let mut pause = self.backoff;
+        let mut pause = self.reconnection.pause();
         if let State::Active(nexus) = &mut self.state {
             pause = pause.max(nexus.reconnect_after());
             hang_up(&mut self.runtime, nexus);
@@ -540,7 +512,13 @@ impl Driver {
         if let Some(engine) = &mut self.engine {
             engine.disconnected();
         }
-        if self.follows(now, &error) {
+        let moved = match &error {
+            AttachError::Moved { address, is_permanent } => Some((address.as_str(), *is_permanent)),
+            _ => None,
+        };
+        if self.reconnection.follows(moved) {
+            lock(&self.status).is_connected = false;
+            self.state = State::Idle { retry_at: now };
             return;
         }
         let mut status = lock(&self.status);
@@ -559,29 +537,11 @@ impl Driver {
         }
         if was_connected {
             tracing::warn!(%error, "the connection is lost; requests wait until it is back");
-            self.lost_at.get_or_insert(now);
+            self.reconnection.lost(now);
         } else {
             tracing::debug!(%error, "the target is not back yet");
         }
-        self.backoff = (self.backoff * 2).min(self.options.timeouts.backoff_max);
-    }
-
-    /// Goes where the target sends us, if that can be. The keys that it must have there are those of the URL.
-    fn follows(&mut self, now: Instant, error: &AttachError) -> bool {
-        let was_permanent = self.detour.take().is_some_and(|detour| detour.is_permanent);
-        let AttachError::Moved { address, is_permanent } = error else {
-            if was_permanent {
-                tracing::info!("the target is not where it said that it has moved; asking at its URL's address again");
-            }
-            return false;
-        };
-        self.hops += 1;
-        let Some((host, port)) = parse_target_address(address).filter(|_| self.hops <= HOPS_MAX) else { return false };
-        tracing::info!(address = %foreign(address), is_permanent, "the target sends us elsewhere");
-        self.detour = Some(Detour { host, port, is_permanent: *is_permanent });
-        lock(&self.status).is_connected = false;
-        self.state = State::Idle { retry_at: now };
-        true
+        self.reconnection.failed(self.options.timeouts.backoff_max);
     }
 
     /// Trying again would not help.

@@ -30,7 +30,7 @@ impl RemoteDevice {
     /// `Refused` where no key server lends the keys, and by the key server; what the target says. After an error keys may be destroyed:
     /// begin again.
     pub fn crypto_erase(&self) -> Result<Erased, DeviceError> {
-        self.writable(None)?;
+        self.bounds().check_writable(None)?;
         let renewer = self.sealing.as_ref().and_then(|sealing| sealing.key_renewer.get()).ok_or_else(not_lent)?;
         let began = renewer.destroy_keys().map_err(|error| refused(error.to_string()))?;
         self.forget_destroyed(began)
@@ -44,7 +44,7 @@ impl RemoteDevice {
     /// `Refused` if the keys are others than those of `began` alone, or `began` is the volume's first epoch, which destroys nothing; what
     /// the target says.
     pub fn forget_destroyed(&self, began: u32) -> Result<Erased, DeviceError> {
-        self.writable(None)?;
+        self.bounds().check_writable(None)?;
         self.check_keys()?;
         let keys = self.key_status().ok_or_else(not_lent)?;
         if keys.epochs != [began] || began < 2 {

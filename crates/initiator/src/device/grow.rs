@@ -3,7 +3,7 @@
 //! A unit tells that its size has changed at the next command, so one that rests is asked now and then. The target is not trusted
 //! with the answer: a sealed volume is only as large as its last block opens, as data or as an absence that somebody with the key has
 //! sealed (`format_grown`). Everything else stays as it was: identity, size of the blocks, keys. Absent: who is told a size
-//! ([`crate::fuse`], [`crate::loopdev`]).
+//! ([`crate::front`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use strongroom_block::{BlockDevice, DeviceError, DeviceErrorKind, Geometry, Lba,
 
 use super::RemoteDevice;
 use crate::completion::device_error;
-use crate::device::versions::Step;
+use crate::device::versions::OpenedVersion;
 use crate::pipeline::answer::Answer;
 use crate::pipeline::operation::Capacity;
 
@@ -59,7 +59,7 @@ impl RemoteDevice {
     /// Whether the newest version of a block is authentic; of a plain volume's nobody can tell.
     fn opens(&self, lba: Lba) -> Result<bool, DeviceError> {
         let Some(versions) = self.versions() else { return Ok(true) };
-        Ok(matches!(versions.version(lba, StoreSequence(0))?, Step::Good { .. }))
+        Ok(matches!(versions.version(lba, StoreSequence(0))?, OpenedVersion::Good { .. }))
     }
 
     /// Grows with the unit from now on, for as long as the device is there, and calls `grown` each time after it has.

@@ -8,7 +8,7 @@ use strongroom_block::{BufferMut, Completion, DeviceError, DeviceErrorKind, Geom
 use strongroom_net::Waker;
 
 use crate::completion::{CompletionQueue, device_error, lock};
-use crate::device::previous::{FailedRead, Previous};
+use crate::device::failed_reads::{FailedRead, FailedReads};
 use crate::pipeline::ahead::{Fetch, Read, ReadAhead, Served, Settled};
 use crate::pipeline::answer::Answer;
 use crate::pipeline::losses::{LostRequest, WriteLosses};
@@ -22,8 +22,8 @@ pub(super) struct Intake {
     state: Mutex<State>,
     room: Condvar,
     pub(super) completions: CompletionQueue,
-    /// What looks for older versions of blocks that do not open, if anybody does.
-    pub(super) previous: OnceLock<Previous>,
+    /// Reads for which older versions of blocks are looked for, if that is done.
+    pub(super) failed_reads: OnceLock<FailedReads>,
     /// What was fetched ahead, if that is done.
     ahead: OnceLock<Mutex<ReadAhead>>,
     waker: Waker,
@@ -94,7 +94,7 @@ impl Intake {
             state: Mutex::new(State { bytes_max: limits.request_bytes_max, ..State::default() }),
             room: Condvar::new(),
             completions: CompletionQueue::default(),
-            previous: OnceLock::new(),
+            failed_reads: OnceLock::new(),
             ahead: OnceLock::new(),
             waker,
             limits,
@@ -355,11 +355,11 @@ impl Intake {
         result: Result<Option<BufferMut>, DeviceError>,
         failed: Option<FailedRequest>,
     ) -> Option<Completion> {
-        match (result, failed, self.previous.get()) {
-            (Err(error), Some(FailedRequest::Read(lba, buffer)), Some(previous))
+        match (result, failed, self.failed_reads.get()) {
+            (Err(error), Some(FailedRequest::Read(lba, buffer)), Some(failed_reads))
                 if error.kind == DeviceErrorKind::Medium =>
             {
-                let refused = previous.take(FailedRead { token, lba, buffer, error }).err();
+                let refused = failed_reads.push(FailedRead { token, lba, buffer, error }).err();
                 refused.map(|FailedRead { token, error, .. }| Completion { token, result: Err(error) })
             }
             (result, ..) => Some(Completion { token, result }),

@@ -30,8 +30,8 @@ impl RemoteDevice {
     /// # Errors
     /// `OutOfRange`, `ReadOnly`, or `NoKey`.
     pub fn seal(&self, lba: Lba, plain: &Buffer) -> Result<SealedWrite, DeviceError> {
-        self.writable(Some(lba))?;
-        self.check_blocks(lba, plain.len())?;
+        self.bounds().check_writable(Some(lba))?;
+        self.bounds().check_blocks(lba, plain.len())?;
         let unit = self.unit.clone();
         let Some(sealing) = &self.sealing else {
             return Ok(SealedWrite { unit, lba, data: plain.clone(), records: None });
@@ -55,7 +55,7 @@ impl RemoteDevice {
     /// Has the target send blocks, sees that each comes whole and with its record, and drops them: they are not opened, and the target is not
     /// told that they do. Completes without data.
     pub fn submit_fetch(&self, token: Token, lba: Lba, count: u32) {
-        if let Err(error) = self.check_range(lba, u64::from(count)) {
+        if let Err(error) = self.bounds().check_range(lba, u64::from(count)) {
             return self.intake.fail(token, None, error);
         }
         let cost_bytes = (count as usize) << self.unit.geometry.block_size.shift();

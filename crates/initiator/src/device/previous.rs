@@ -6,26 +6,18 @@
 //! version before: it outlives those in between that were let go. Absent: writing. On top of an older version it would make that the
 //! newest, be it by a page cache that knows nothing of this; so the policy is for attachments that are read-only.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use strongroom_block::{BufferMut, Completion, DeviceError, DeviceErrorKind, Lba, Token};
+use strongroom_block::{BufferMut, Completion, DeviceError, DeviceErrorKind, Lba};
 
 use crate::completion::{device_error, lock};
+use crate::device::failed_reads::FailedRead;
 use crate::device::versions::{Search, Versions};
 
 /// Upper bound on the blocks that are remembered.
 const BLOCKS_MAX: usize = 1000;
-
-/// A read that failed because of what it read.
-#[derive(Debug)]
-pub(super) struct FailedRead {
-    pub(super) token: Token,
-    pub(super) lba: Lba,
-    pub(super) buffer: BufferMut,
-    pub(super) error: DeviceError,
-}
 
 /// Blocks of which an older version was read, because the newest does not open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,33 +28,23 @@ pub struct PreviousReads {
     pub blocks: Vec<Lba>,
 }
 
-/// The thread, and the way to it.
+/// The thread that reads older versions.
 pub(super) struct Previous {
-    failed: Mutex<Option<Sender<FailedRead>>>,
     found: Arc<Mutex<PreviousReads>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Previous {
-    /// Starts it.
-    pub(super) fn start(versions: Versions) -> std::io::Result<Previous> {
-        let (failed, receiver) = channel();
+    /// Starts it; it takes reads from `failed`.
+    pub(super) fn start(versions: Versions, failed: Receiver<FailedRead>) -> std::io::Result<Previous> {
         let found = Arc::new(Mutex::new(PreviousReads::default()));
         let thread = {
             let found = found.clone();
             std::thread::Builder::new()
                 .name("strongroom-previous".into())
-                .spawn(move || run(&versions, &receiver, &found))?
+                .spawn(move || run(&versions, &failed, &found))?
         };
-        Ok(Previous { failed: Mutex::new(Some(failed)), found, thread: Mutex::new(Some(thread)) })
-    }
-
-    /// Takes a failed read in; gives it back if it has ended.
-    pub(super) fn take(&self, read: FailedRead) -> Result<(), FailedRead> {
-        match &*lock(&self.failed) {
-            Some(failed) => failed.send(read).map_err(|error| error.0),
-            None => Err(read),
-        }
+        Ok(Previous { found, thread: Mutex::new(Some(thread)) })
     }
 
     /// What was read so far.
@@ -70,9 +52,8 @@ impl Previous {
         lock(&self.found).clone()
     }
 
-    /// Ends it, once what it has taken in is answered.
-    pub(super) fn end(&self) {
-        lock(&self.failed).take();
+    /// Waits for its end, after the queue was closed and what was in it is answered.
+    pub(super) fn join(&self) {
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
         }

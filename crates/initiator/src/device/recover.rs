@@ -74,8 +74,8 @@ impl RemoteDevice {
     /// [`RecoverError`]; nothing was changed.
     pub fn recover(&self, lba: Lba, accept_absence: bool) -> Result<Recovered, RecoverError> {
         let versions = self.versions().ok_or(RecoverError::NotSealed)?;
-        self.check_range(lba, 1)?;
-        self.writable(Some(lba))?;
+        self.bounds().check_range(lba, 1)?;
+        self.bounds().check_writable(Some(lba))?;
         let Search { opened, tried, newest_stamp } = versions.newest_that_opens(lba)?;
         match opened {
             None => Err(RecoverError::NoVersionOpens { lba, tried }),

@@ -13,6 +13,7 @@ use strongroom_block::{BlockDevice, BufferMut, DeviceError, DeviceErrorKind, Lba
 
 use super::RemoteDevice;
 use crate::completion::device_error;
+use crate::device::holes::Absence;
 use crate::pipeline::answer::{Answer, SurveyResult};
 use crate::pipeline::operation::{Operation, ResealBlock, ResealHole, Survey, TakePlace};
 use crate::pipeline::request::{NewRequest, Reply};
@@ -94,7 +95,7 @@ impl RemoteDevice {
             let message = "only a volume whose keys are at a key server has epochs that move on";
             return Err(device_error(DeviceErrorKind::Refused, None, message));
         };
-        self.writable(None)?;
+        self.bounds().check_writable(None)?;
         self.unit.check_reseal()?;
         let blocks = self.geometry().blocks;
         let done =
@@ -113,17 +114,19 @@ impl RemoteDevice {
     /// # Errors
     /// `Refused` if it was not made as a successor; what the target says.
     pub fn take_place(&self) -> Result<(), DeviceError> {
-        self.writable(None)?;
+        self.bounds().check_writable(None)?;
         self.intake.ask(TakePlace, 0).map(drop)
     }
+}
 
+impl Pass<'_> {
     /// Hands requests over, and then waits for all of them.
     fn ask_all(&self, operations: Vec<Operation>, cost_each: usize) -> Result<Vec<Answer>, DeviceError> {
         let mut answers: Vec<Receiver<Result<Answer, DeviceError>>> = Vec::with_capacity(operations.len());
         for operation in operations {
             let (sender, receiver) = sync_channel(1);
-            self.intake.admit(cost_each)?;
-            self.intake.push(NewRequest { reply: Reply::Caller(sender), cost_bytes: cost_each, operation });
+            self.device.intake.admit(cost_each)?;
+            self.device.intake.push(NewRequest { reply: Reply::Caller(sender), cost_bytes: cost_each, operation });
             answers.push(receiver);
         }
         answers
@@ -131,9 +134,7 @@ impl RemoteDevice {
             .map(|answer| answer.recv().unwrap_or_else(|_| Err(crate::device::intake::detached())))
             .collect()
     }
-}
 
-impl Pass<'_> {
     /// The next absence, or the next megabyte of data.
     fn go_on(&mut self) -> Result<(), DeviceError> {
         let (before, bad_blocks) = (self.done.clone(), self.bad_blocks.len());
@@ -172,9 +173,9 @@ impl Pass<'_> {
         let next = self.done.next;
         let left = (self.done.blocks - next.0).min(self.absence_max);
         // What cannot be read as an absence is looked at as data.
-        let absence = match self.device.absence(next, left) {
+        let absence = match self.device.holes().find(next, left) {
             Ok(absence) => absence,
-            Err(error) if matches!(error.kind, DeviceErrorKind::Medium) => super::Absence::default(),
+            Err(error) if matches!(error.kind, DeviceErrorKind::Medium) => Absence::default(),
             Err(error) => return Err(error),
         };
         if absence.blocks == 0 {
@@ -262,7 +263,7 @@ impl Pass<'_> {
         if operations.is_empty() {
             return Ok(true);
         }
-        let answers = self.device.ask_all(operations, block_bytes)?;
+        let answers = self.ask_all(operations, block_bytes)?;
         self.device.flush()?;
         self.done.moved_bytes += blocks * block_bytes as u64;
         self.done.resealed += blocks;

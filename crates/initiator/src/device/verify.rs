@@ -9,7 +9,7 @@ use strongroom_block::{BlockDevice, BufferMut, DeviceError, DeviceErrorKind, Lba
 
 use super::RemoteDevice;
 use crate::completion::device_error;
-use crate::device::versions::Step;
+use crate::device::versions::OpenedVersion;
 use crate::pipeline::operation::{Read, Verified};
 
 /// Bytes of one read.
@@ -64,60 +64,67 @@ impl RemoteDevice {
             return Err(device_error(DeviceErrorKind::Refused, None, message));
         }
         let blocks = self.geometry().blocks;
-        let mut bad_blocks = Vec::new();
-        let mut done = VerifyProgress { next: from, blocks, opened: 0, absent: 0, bad: 0 };
-        while done.next.0 < blocks && progress(&done).is_continue() {
-            let goes_on = self.verify_step(&mut done, &mut bad_blocks, progress)?;
-            self.wait_for_feedback(FEEDBACK_MAX);
+        let done = VerifyProgress { next: from, blocks, opened: 0, absent: 0, bad: 0 };
+        let mut verification = Verification { device: self, done, bad_blocks: Vec::new() };
+        while verification.done.next.0 < blocks && progress(&verification.done).is_continue() {
+            let goes_on = verification.verify_next(progress)?;
+            verification.wait_for_feedback(FEEDBACK_MAX);
             if goes_on.is_break() {
                 break;
             }
         }
-        self.wait_for_feedback(0);
-        Ok(VerifyReport { progress: done, bad_blocks })
+        verification.wait_for_feedback(0);
+        Ok(VerifyReport { progress: verification.done, bad_blocks: verification.bad_blocks })
     }
+}
 
+/// One run.
+struct Verification<'a> {
+    device: &'a RemoteDevice,
+    done: VerifyProgress,
+    bad_blocks: Vec<Lba>,
+}
+
+impl Verification<'_> {
     /// Looks at what is next: an absence, or a megabyte of data. Asks whether to go on after each block that does not open.
-    fn verify_step(
-        &self,
-        done: &mut VerifyProgress,
-        bad_blocks: &mut Vec<Lba>,
+    fn verify_next(
+        &mut self,
         progress: &mut dyn FnMut(&VerifyProgress) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, DeviceError> {
-        let left = done.blocks - done.next.0;
+        let left = self.done.blocks - self.done.next.0;
         // What cannot be read as an absence is looked at as data.
-        let absent = match self.hole_at(done.next, left) {
+        let absent = match self.device.hole_at(self.done.next, left) {
             Ok(absent) => absent,
             Err(error) if error.kind == DeviceErrorKind::Medium => 0,
             Err(error) => return Err(error),
         };
         if absent > 0 {
-            done.absent += absent;
-            done.next.0 += absent;
+            self.done.absent += absent;
+            self.done.next.0 += absent;
             return Ok(ControlFlow::Continue(()));
         }
-        let block_size = self.unit.geometry.block_size;
+        let block_size = self.device.unit.geometry.block_size;
         let count = left.min((READ_BYTES >> block_size.shift()).max(1));
         let bytes = (count as usize) << block_size.shift();
-        match self.intake.ask(Read { lba: done.next, buffer: BufferMut::to_fill(bytes) }, bytes) {
+        match self.device.intake.ask(Read { lba: self.done.next, buffer: BufferMut::to_fill(bytes) }, bytes) {
             Ok(_) => {
-                done.opened += count;
-                done.next.0 += count;
+                self.done.opened += count;
+                self.done.next.0 += count;
             }
             Err(error) if error.kind == DeviceErrorKind::Medium => {
                 let mut opened = Vec::new();
                 let mut goes_on = ControlFlow::Continue(());
-                for lba in (done.next.0..done.next.0 + count).map(Lba) {
-                    let bad = done.bad;
-                    opened.extend(self.verify_block(lba, done, bad_blocks)?.map(|sequence| (lba, sequence)));
-                    done.next.0 += 1;
-                    if done.bad > bad && progress(done).is_break() {
+                for lba in (self.done.next.0..self.done.next.0 + count).map(Lba) {
+                    let bad = self.done.bad;
+                    opened.extend(self.verify_block(lba)?.map(|sequence| (lba, sequence)));
+                    self.done.next.0 += 1;
+                    if self.done.bad > bad && progress(&self.done).is_break() {
                         goes_on = ControlFlow::Break(());
                         break;
                     }
                 }
-                if self.gives_feedback && !opened.is_empty() {
-                    self.intake.ask(Verified { pairs: opened }, 0)?;
+                if self.device.gives_feedback && !opened.is_empty() {
+                    self.device.intake.ask(Verified { pairs: opened }, 0)?;
                 }
                 return Ok(goes_on);
             }
@@ -127,24 +134,19 @@ impl RemoteDevice {
     }
 
     /// Looks at one block; the version that opened, unless it is an absence.
-    fn verify_block(
-        &self,
-        lba: Lba,
-        done: &mut VerifyProgress,
-        bad_blocks: &mut Vec<Lba>,
-    ) -> Result<Option<StoreSequence>, DeviceError> {
-        let versions = self.versions().expect("asked for sealed units only");
+    fn verify_block(&mut self, lba: Lba) -> Result<Option<StoreSequence>, DeviceError> {
+        let versions = self.device.versions().expect("asked for sealed units only");
         match versions.version(lba, StoreSequence(0))? {
-            Step::Good { block: Some(_), sequence } => {
-                done.opened += 1;
+            OpenedVersion::Good { block: Some(_), sequence } => {
+                self.done.opened += 1;
                 return Ok(Some(sequence));
             }
-            Step::Good { block: None, .. } => done.absent += 1,
-            Step::Bad { .. } | Step::Unreadable | Step::None => {
+            OpenedVersion::Good { block: None, .. } => self.done.absent += 1,
+            OpenedVersion::Bad { .. } | OpenedVersion::Unreadable | OpenedVersion::None => {
                 tracing::debug!(%lba, "a block does not open");
-                done.bad += 1;
-                if bad_blocks.len() < BAD_BLOCKS_MAX {
-                    bad_blocks.push(lba);
+                self.done.bad += 1;
+                if self.bad_blocks.len() < BAD_BLOCKS_MAX {
+                    self.bad_blocks.push(lba);
                 }
             }
         }
@@ -154,7 +156,7 @@ impl RemoteDevice {
     /// Waits until the target was told of all but so many of the versions that opened. What it is not told only costs it space.
     fn wait_for_feedback(&self, pending_max: usize) {
         let until = Instant::now() + FEEDBACK_PATIENCE;
-        while self.status().feedback_pending > pending_max && Instant::now() < until {
+        while self.device.status().feedback_pending > pending_max && Instant::now() < until {
             std::thread::sleep(FEEDBACK_LOOK_EVERY);
         }
     }

@@ -33,7 +33,7 @@ pub(super) struct Search {
 
 /// A version as far as it could be read.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum OpenedVersion {
     Good {
         sequence: StoreSequence,
         block: Option<BufferMut>,
@@ -54,22 +54,22 @@ impl Versions {
         let mut older_than = StoreSequence(0);
         while search.tried < VERSIONS_MAX {
             match self.version(lba, older_than)? {
-                Step::Good { sequence, block } => {
+                OpenedVersion::Good { sequence, block } => {
                     search.opened = Some((sequence, block));
                     break;
                 }
-                Step::Bad { sequence, stamp } => {
+                OpenedVersion::Bad { sequence, stamp } => {
                     if search.tried == 0 {
                         search.newest_stamp = Some(stamp);
                     }
                     tracing::warn!(%lba, %sequence, "a version does not open");
                     older_than = sequence;
                 }
-                Step::Unreadable => match self.before_unreadable(lba, older_than)? {
+                OpenedVersion::Unreadable => match self.before_unreadable(lba, older_than)? {
                     Some(sequence) => older_than = sequence,
                     None => break,
                 },
-                Step::None => break,
+                OpenedVersion::None => break,
             }
             search.tried += 1;
         }
@@ -77,13 +77,13 @@ impl Versions {
     }
 
     /// The newest version older than that (0: the newest of all).
-    pub(super) fn version(&self, lba: Lba, older_than: StoreSequence) -> Result<Step, DeviceError> {
+    pub(super) fn version(&self, lba: Lba, older_than: StoreSequence) -> Result<OpenedVersion, DeviceError> {
         let answer = match self.intake.ask(ReadVersion::new(lba, older_than), 0) {
             Ok(answer) => answer,
-            Err(error) if error.kind == DeviceErrorKind::Medium => return Ok(Step::Unreadable),
+            Err(error) if error.kind == DeviceErrorKind::Medium => return Ok(OpenedVersion::Unreadable),
             Err(error) => return Err(error),
         };
-        let Answer::Version(Some(version)) = answer else { return Ok(Step::None) };
+        let Answer::Version(Some(version)) = answer else { return Ok(OpenedVersion::None) };
         match opened(&self.sealing, lba, &version) {
             Err(error) if error.kind == DeviceErrorKind::NoKey && self.sealing.ask_for_keys_and_wait(lba) => {
                 opened(&self.sealing, lba, &version)
@@ -105,12 +105,12 @@ impl Versions {
                 false => low + (high - low) / 2,
             };
             match self.version(lba, StoreSequence(middle))? {
-                Step::Unreadable => {
+                OpenedVersion::Unreadable => {
                     doubling = false;
                     high = middle;
                 }
-                Step::None => low = middle,
-                Step::Good { .. } | Step::Bad { .. } => {
+                OpenedVersion::None => low = middle,
+                OpenedVersion::Good { .. } | OpenedVersion::Bad { .. } => {
                     something_older = true;
                     low = middle;
                 }
@@ -121,7 +121,7 @@ impl Versions {
     }
 }
 
-fn opened(sealing: &Sealing, lba: Lba, version: &Version) -> Result<Step, DeviceError> {
+fn opened(sealing: &Sealing, lba: Lba, version: &Version) -> Result<OpenedVersion, DeviceError> {
     let (sequence, stamp, block, opened) = match version {
         Version::Hole { sequence, hole } => (*sequence, [0; 24], None, sealing.open_absent_version(lba, hole)?),
         Version::Block { sequence, record, data } => {
@@ -131,8 +131,8 @@ fn opened(sealing: &Sealing, lba: Lba, version: &Version) -> Result<Step, Device
         }
     };
     match opened {
-        Ok(()) => Ok(Step::Good { sequence, block }),
-        Err(OpenError::NotAuthentic) => Ok(Step::Bad { sequence, stamp }),
+        Ok(()) => Ok(OpenedVersion::Good { sequence, block }),
+        Err(OpenError::NotAuthentic) => Ok(OpenedVersion::Bad { sequence, stamp }),
         Err(error @ (OpenError::NoKey { .. } | OpenError::Unsupported)) => Err(sealing.not_opened(lba, error)),
     }
 }
@@ -163,11 +163,14 @@ mod tests {
     fn only_what_is_not_authentic_is_damaged() {
         let ours = sealing(7, 1);
         for version in both(&ours) {
-            assert!(matches!(opened(&ours, Lba(3), &version), Ok(Step::Good { .. })));
-            assert!(matches!(opened(&ours, Lba(9), &version), Ok(Step::Bad { .. })), "not the one of that block");
+            assert!(matches!(opened(&ours, Lba(3), &version), Ok(OpenedVersion::Good { .. })));
+            assert!(
+                matches!(opened(&ours, Lba(9), &version), Ok(OpenedVersion::Bad { .. })),
+                "not the one of that block"
+            );
         }
         for version in both(&sealing(8, 1)) {
-            assert!(matches!(opened(&ours, Lba(3), &version), Ok(Step::Bad { .. })));
+            assert!(matches!(opened(&ours, Lba(3), &version), Ok(OpenedVersion::Bad { .. })));
         }
         for version in both(&sealing(7, 2)) {
             let error = opened(&ours, Lba(3), &version).unwrap_err();

@@ -4,8 +4,8 @@ use strongroom_block::{Custody, DeviceError, DeviceErrorKind, Geometry, Mode};
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::Lun;
 
-use crate::SealedClaims;
 use crate::completion::device_error;
+use crate::{AttachError, SealedClaims};
 
 /// The unit behind an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,5 +94,29 @@ impl UnitDescription {
         };
         let (ours, theirs) = (self.geometry, other.geometry);
         ours.block_size == theirs.block_size && ours.blocks <= theirs.blocks && identity(self) == identity(other)
+    }
+
+    /// Whether `now`, met after a reconnect, may be used as the unit that this one was, as far as its users know it.
+    pub(crate) fn check_continues(&self, now: &mut UnitDescription) -> Result<(), AttachError> {
+        if !self.is_same_unit(now) {
+            return Err(AttachError::Unsupported(
+                "it is not the volume that was attached before the connection was lost; detach, and attach again"
+                    .into(),
+            ));
+        }
+        // Its users were told a size. What is larger is theirs once it was looked at (`grow`).
+        now.geometry = self.geometry;
+        if let (Some(now), Some(before)) = (&mut now.sealed, &self.sealed)
+            && before.claims.custody.is_blind()
+        {
+            // The source of the keys says which epoch is current, never the target.
+            now.claims.epoch = before.claims.epoch;
+        }
+        Ok(())
+    }
+
+    /// Whether the target, after a reconnect, may have lost what was acknowledged and not flushed.
+    pub(crate) fn may_have_lost_writes(&self, now: &UnitDescription) -> bool {
+        self.incarnation.is_none() || self.incarnation != now.incarnation
     }
 }

@@ -4,18 +4,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use strongroom_block::{CryptoCounters, Custody, Mode};
+use strongroom_block::{CryptoCounters, Custody};
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 
 use super::{Attached, Driver, Purpose, State};
 use crate::completion::lock;
+use crate::device::protection;
 use crate::pipeline::boot_time::BootTime;
 use crate::pipeline::engine::{Engine, EngineOptions};
 use crate::pipeline::key_renewal::{KeyRenewer, Lent};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::stamps::fill_random;
 use crate::pipeline::unit::UnitDescription;
-use crate::{AttachError, DamagedReads, KeyRequest, KeySourceError, VolumeKeys};
+use crate::{AttachError, KeyRequest, KeySourceError, VolumeKeys};
 
 /// What seals and opens; and whom to follow, if the keys are lent, what was lent, and when it was asked for.
 type Sealer = (VolumeSealer, Option<(Lent, VolumeKeys, BootTime)>);
@@ -23,15 +24,7 @@ type Sealer = (VolumeSealer, Option<(Lent, VolumeKeys, BootTime)>);
 impl Driver {
     /// The unit has said what it is.
     pub(super) fn probed(&mut self, mut unit: UnitDescription) -> Result<(), AttachError> {
-        if let Some(sealed) = &unit.sealed {
-            if !self.options.url.is_channel() {
-                return Err(AttachError::Unsupported(
-                    "a sealed volume is only served inside a channel; use its strongroom:// URL".into(),
-                ));
-            }
-            self.options.expected.check(&sealed.claims)?;
-        }
-        self.check_protection(&unit)?;
+        protection::check_any(&self.options, &unit)?;
         match self.purpose {
             Purpose::Inquire => {
                 self.tell_first(Ok(Attached { unit: Arc::new(unit), sealing: None, writers: Vec::new() }));
@@ -41,37 +34,29 @@ impl Driver {
                 self.ask_writers(Arc::new(unit));
                 return Ok(());
             }
-            Purpose::Attach => {}
+            Purpose::Attach => protection::check_attachment(&self.options, &unit)?,
         }
-        let before = self.unit.as_deref().cloned();
         // As large as it was shown to be: what is smaller than that is not the same.
+        let before = self.unit.as_deref().cloned();
         let before = before.map(|unit| UnitDescription { geometry: self.intake.grown(unit.geometry), ..unit });
-        if before.as_ref().is_some_and(|before| !before.is_same_unit(&unit)) {
-            return Err(AttachError::Unsupported(
-                "it is not the volume that was attached before the connection was lost; detach, and attach again"
-                    .into(),
-            ));
-        }
-        if let Some(before) = &before
-            && before.geometry.blocks < unit.geometry.blocks
-        {
-            // Its users were told a size. What is larger is theirs once it was looked at (`grow`).
-            unit.geometry = before.geometry;
+        if let Some(before) = &before {
+            before.check_continues(&mut unit)?;
         }
         let epoch = |unit: &UnitDescription| unit.sealed.map(|sealed| sealed.claims.epoch);
-        if let (Some(sealed), Some(before)) = (&mut unit.sealed, before.as_ref().and_then(|unit| unit.sealed))
-            && before.claims.custody.is_blind()
-        {
-            // The source of the keys says which epoch is current, never the target.
-            sealed.claims.epoch = before.claims.epoch;
-        }
         let keys_are_current = before.as_ref().is_some_and(|before| epoch(before) == epoch(&unit));
+        self.renew_keys(&mut unit, keys_are_current)?;
+        let restarted = before.as_ref().is_some_and(|before| before.may_have_lost_writes(&unit));
+        self.claim(Arc::new(unit), restarted);
+        Ok(())
+    }
+
+    /// A machine resumed from a snapshot has lost its connection: its stamps must not be used again.
+    fn renew_keys(&mut self, unit: &mut UnitDescription, keys_are_current: bool) -> Result<(), AttachError> {
         match &self.sealing {
-            // A machine resumed from a snapshot has lost its connection: its stamps must not be used again.
             Some(sealing) if keys_are_current => sealing.renew(None),
-            Some(sealing) => sealing.renew(self.sealer(&mut unit)?.map(|(sealer, _)| sealer)),
+            Some(sealing) => sealing.renew(self.sealer(unit)?.map(|(sealer, _)| sealer)),
             None => {
-                if let Some((sealer, lent)) = self.sealer(&mut unit)? {
+                if let Some((sealer, lent)) = self.sealer(unit)? {
                     let sealing = Arc::new(Sealing::new(sealer));
                     if let Some((lent, keys, asked)) = lent {
                         self.keep(&sealing, lent, &keys, asked)?;
@@ -79,90 +64,6 @@ impl Driver {
                     self.sealing = Some(sealing);
                 }
             }
-        }
-        let restarted = before.as_ref().is_some_and(|before| match (before.incarnation, unit.incarnation) {
-            (Some(before), Some(now)) => before != now,
-            _ => true,
-        });
-        self.claim(Arc::new(unit), restarted);
-        Ok(())
-    }
-
-    /// The protection that the caller counts on, not the one that the target claims: a key was given to be used, by us. Asked
-    /// at every connection, before anything is sealed or sent.
-    fn check_protection(&self, unit: &UnitDescription) -> Result<(), AttachError> {
-        let attaches = self.purpose == Purpose::Attach;
-        let has_key = attaches && self.options.key_source.is_some();
-        let refused = |what: &str| Err(AttachError::Unsupported(what.to_owned()));
-        let scheme = self.options.scheme();
-        if attaches && unit.sealed.as_ref().is_some_and(|sealed| scheme.would_show(sealed.mode)) {
-            return refused(
-                "the volume is sealed in the mode authenticate-only, so its blocks would be readable on the way, which the \
-                 chosen scheme promises against; use --scheme S1-2 (lazy-auth) or S2-1 (encrypt-all)",
-            );
-        }
-        if attaches
-            && self.options.damaged_reads == DamagedReads::Previous
-            && !unit.sealed.as_ref().is_some_and(|sealed| sealed.allows_previous)
-        {
-            return refused(
-                "older versions of damaged blocks were asked for, which this volume does not allow; leave --previous-versions out, \
-                 or allow it at the target with 'strongroom volume access'",
-            );
-        }
-        if let Some(sealed) = &unit.sealed
-            && attaches
-            && sealed.claims.suite.is_for_benchmarks_only()
-            && !self.options.benchmark_suites
-        {
-            return refused(
-                "the target says that the volume is sealed by aes192-cbc+hmac-md5, which protects nothing today and is for \
-                 benchmarks alone; make a volume of another suite, and do not trust this target if it should be one",
-            );
-        }
-        if let (Some(source), Some(sealed)) = (&self.options.key_source, &unit.sealed)
-            && attaches
-            && sealed.claims.custody.is_blind()
-            && sealed.claims.custody != source.custody()
-        {
-            return refused(match source.custody() {
-                Custody::KeyServer => {
-                    "a key server was named, but the target says that the volume's key is in a file (custody keyfile); give that \
-                     with --key-file if that is right, and do not trust this target if not"
-                }
-                _ => {
-                    "a key file was given, but the target says that a key server has the volume's keys (custody keyserver); name it \
-                     with --key-server if that is right, and do not trust this target if not"
-                }
-            });
-        }
-        match &unit.sealed {
-            None => {
-                self.options.expected.check_plain()?;
-                if has_key {
-                    return refused(
-                        "a key was given, but the target says that the volume is plain: nothing would be sealed; leave the \
-                         key out if that is right, and do not trust this target if not",
-                    );
-                }
-            }
-            Some(sealed) if has_key && !sealed.claims.custody.is_blind() => {
-                return refused(
-                    "a key was given, but the target says that it holds the keys itself and would be sent the key of every \
-                     block; leave the key out if that is right, and do not trust this target if not",
-                );
-            }
-            // Reading reveals nothing, whatever the mode.
-            Some(sealed) if attaches && !self.options.read_only && sealed.mode != self.options.mode => {
-                return refused(match sealed.mode {
-                    Mode::AuthenticateOnly => {
-                        "the target says that the volume is sealed in the mode authenticate-only: it could read what is \
-                         written; add --authenticate-only if that is right, and do not trust this target if not"
-                    }
-                    Mode::Encrypt => "the volume is encrypted, and --authenticate-only was asked for; leave that out",
-                });
-            }
-            Some(_) => {}
         }
         Ok(())
     }
@@ -191,8 +92,7 @@ impl Driver {
         if let State::Active(nexus) = &mut self.state {
             nexus.open(Instant::now(), unit.custody());
         }
-        self.backoff = self.options.timeouts.backoff_min;
-        self.hops = 0;
+        self.reconnection.succeeded(self.options.timeouts.backoff_min);
         self.found(restarted);
         let mut status = lock(&self.status);
         status.is_connected = true;
@@ -205,10 +105,9 @@ impl Driver {
 
     /// Commands flow again: requests are taken, and need not wait.
     pub(super) fn found(&mut self, restarted: bool) {
-        if let Some(lost_at) = self.lost_at.take() {
+        if let Some(lost_at) = self.reconnection.found() {
             tracing::info!(seconds = lost_at.elapsed().as_secs_f32(), restarted, "connected to the target again");
         }
-        self.gave_up = false;
         if !self.intake.is_detaching() {
             self.intake.refuse(None);
         }

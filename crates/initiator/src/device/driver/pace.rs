@@ -3,23 +3,31 @@
 
 use std::time::{Duration, Instant};
 
-use strongroom_net::PathInfo;
+use strongroom_net::{PathInfo, Waker};
 
 use super::{Driver, State};
 use crate::Pipeline;
 use crate::completion::lock;
 use crate::pipeline::engine::Engine;
-use crate::pipeline::seal_threads::inline_bytes_max;
+use crate::pipeline::seal_threads::{Sealers, inline_bytes_max};
 use crate::pipeline::{PathSample, processors};
 
 /// How often the kernel is asked about the connection, and the limits follow what was found.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// When that was, and how many threads may seal.
-#[derive(Debug, Default)]
+/// When that was, and the threads that seal.
 pub(super) struct Pace {
     looked_at: Option<Instant>,
+    /// How many threads may seal.
     workers: usize,
+    threads: Sealers,
+}
+
+impl Pace {
+    /// No thread yet. `waker` is woken when something was sealed.
+    pub(super) fn new(waker: Waker) -> Pace {
+        Pace { looked_at: None, workers: 0, threads: Sealers::new(waker) }
+    }
 }
 
 impl Driver {
@@ -74,14 +82,14 @@ impl Driver {
     /// Has sealed what the pipeline has room for: what is small here, the rest by other threads.
     pub(super) fn seal(&mut self) {
         let (Some(engine), Some(sealing)) = (&mut self.engine, &self.sealing) else { return };
-        for (id, sealed) in self.sealers.take_done() {
+        for (id, sealed) in self.pace.threads.take_done() {
             engine.sealed(id, sealed);
         }
         while let Some(job) = engine.next_to_seal() {
             let is_here = self.pace.workers == 0 || job.plain.len() <= inline_bytes_max(sealing);
             let job = match is_here {
                 true => job,
-                false => match self.sealers.push(job, sealing, self.pace.workers) {
+                false => match self.pace.threads.push(job, sealing, self.pace.workers) {
                     Ok(()) => continue,
                     Err(job) => job,
                 },
