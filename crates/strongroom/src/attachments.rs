@@ -1,7 +1,7 @@
 //! Which volumes are attached on this machine: one small file per attachment, so that `detach` finds the process. It outlives a process
 //! that died, or that ended after writes had failed, until `detach` has reported that.
 //!
-//! Absent: attaching; the directory of these files (`runtime_dir`); what a dead process leaves in the kernel (`initiator::leftovers`).
+//! Absent: attaching; the directory of these files (`runtime_dir`); what a dead process leaves in the kernel (`initiator::front::leftovers`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
-use strongroom_initiator::leftovers::Leftovers;
+use strongroom_initiator::front::leftovers::Leftovers;
 
 use crate::runtime_dir::RuntimeDir;
 
@@ -299,7 +299,7 @@ impl Attachment {
     /// Ends the process whatever it does, and removes what it leaves. Returns what was done, for people.
     pub(crate) fn kill(&self) -> Result<Vec<String>> {
         // Requests that the kernel waits for would keep the process from ending.
-        let _ = strongroom_initiator::leftovers::abort_fuse(&self.directory);
+        let _ = strongroom_initiator::front::leftovers::abort_fuse(&self.directory);
         self.signal(Signal::KILL);
         let asked = Instant::now();
         while self.is_alive() && asked.elapsed() < KILL_PATIENCE {

@@ -5,12 +5,12 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::support::{Host, Wire};
 use strongroom_initiator::RemoteDevice;
-use strongroom_initiator::fuse::{FuseError, FuseMount, FuseOptions};
-use strongroom_initiator::loopdev::{FileSystemMount, LoopDevice, LoopError};
+use strongroom_initiator::front::fuse::{FuseMount, FuseOptions};
+use strongroom_initiator::front::loop_device::{FileSystemMount, LoopDevice};
 use strongroom_target::VolumeSpec;
 
 fn mounted(device: &Arc<RemoteDevice>, at: &Path, files: &Path) -> Option<(FileSystemMount, FuseMount)> {
@@ -28,28 +28,7 @@ fn mounted(device: &Arc<RemoteDevice>, at: &Path, files: &Path) -> Option<(FileS
 }
 
 /// What another test starts holds, until it runs, copies of all files that are open here: on a busy machine for a while.
-#[track_caller]
-fn unmounted(mut file_system: FileSystemMount) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while let Err((again, error)) = file_system.unmount() {
-        assert!(matches!(error, LoopError::Busy { .. }) && Instant::now() < end, "{error}");
-        std::thread::sleep(Duration::from_millis(20));
-        file_system = again;
-    }
-}
-
-/// Likewise.
-#[track_caller]
-fn finished(mut fuse: FuseMount) {
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        match fuse.finish() {
-            Ok(()) => return,
-            Err((Some(again), FuseError::Busy { .. })) if Instant::now() < end => fuse = again,
-            Err((_, error)) => panic!("{error}"),
-        }
-    }
-}
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn content(number: u32) -> Vec<u8> {
     (0..200_000_u32).flat_map(|at| (at ^ number.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect()
@@ -68,7 +47,7 @@ fn files_survive_restarts_and_cuts_and_a_second_initiator_reads_them() {
     device.format().unwrap();
     let fuse = FuseMount::start(device.clone(), at.path(), &FuseOptions::new("vault")).unwrap();
     let made = Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096"]).arg(fuse.file_path()).status();
-    finished(fuse);
+    fuse.finish_within(PATIENCE).map_err(|(_, error)| error).unwrap();
     if !made.is_ok_and(|status| status.success()) {
         eprintln!("skipped: needs mkfs.ext4");
         return;
@@ -93,8 +72,8 @@ fn files_survive_restarts_and_cuts_and_a_second_initiator_reads_them() {
         host.start_again();
     }
     writer.join().unwrap();
-    unmounted(file_system);
-    finished(fuse);
+    file_system.unmount_within(PATIENCE).map_err(|(_, error)| error).unwrap();
+    fuse.finish_within(PATIENCE).map_err(|(_, error)| error).unwrap();
     device.detach().unwrap();
 
     let bob = Arc::new(RemoteDevice::attach(host.bobs_options(host.url("vault"))).unwrap());
@@ -102,9 +81,9 @@ fn files_survive_restarts_and_cuts_and_a_second_initiator_reads_them() {
     for number in 0..40 {
         assert!(std::fs::read(files.path().join(format!("file-{number}"))).unwrap() == content(number), "{number}");
     }
-    unmounted(file_system);
+    file_system.unmount_within(PATIENCE).map_err(|(_, error)| error).unwrap();
     let clean = Command::new("fsck.ext4").args(["-f", "-n"]).arg(fuse.file_path()).output().unwrap();
     assert!(clean.status.success(), "{}", String::from_utf8_lossy(&clean.stdout));
-    finished(fuse);
+    fuse.finish_within(PATIENCE).map_err(|(_, error)| error).unwrap();
     bob.detach().unwrap();
 }

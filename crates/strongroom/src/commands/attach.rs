@@ -2,8 +2,9 @@
 //!
 //! Without `--foreground` a copy of this program stays behind and serves; this one returns when the volume is there.
 
+mod front_end;
+
 use std::fs;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,10 +16,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use rustix::process::{Signal, getpid, kill_process};
-use strongroom_initiator::fuse::{FuseMount, FuseOptions};
-use strongroom_initiator::leftovers::Leftovers;
-use strongroom_initiator::loopdev::{self, FileSystemMount, LoopDevice};
-use strongroom_initiator::mounts;
+use strongroom_initiator::front::fuse::FuseOptions;
+use strongroom_initiator::front::leftovers::Leftovers;
+use strongroom_initiator::front::mounts;
 use strongroom_initiator::safety::{self, Memory};
 use strongroom_initiator::{KeyStatus, RemoteDevice, VolumeUrl};
 
@@ -31,6 +31,7 @@ use crate::sd_notify;
 use crate::signals::{ForceSignal, StopSignals, Waited};
 use crate::stats_file::AttachmentStatsFile;
 use crate::writer::WriterArgs;
+use front_end::{FileFrontEnd, FileSystemOptions};
 
 /// Tells the process in the background where its log is, so that it can remove it at a clean end.
 const LOG_VARIABLE: &str = "STRONGROOM_ATTACH_LOG";
@@ -154,15 +155,12 @@ const NOTE_HEALTH_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether a device has been given up, and how many times at most.
 const ABANDON_LOOK_EVERY: Duration = Duration::from_millis(10);
 const ABANDON_LOOKS_MAX: u32 = 500;
-/// How long a forced detach waits for the kernel to end the mount.
-const FORCED_PATIENCE: Duration = Duration::from_millis(500);
 /// How long it waits for a target that is there to make everything durable.
 const FORCED_FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is attached; undone in the reverse order, each step only if the one before it went well.
+/// What is attached: a device, and what programs see of it.
 struct Attached {
-    file_system: Option<FileSystemMount>,
-    fuse: FuseMount,
+    front_end: FileFrontEnd,
     device: Arc<RemoteDevice>,
     read_only: bool,
 }
@@ -203,12 +201,12 @@ fn serve(args: AttachArgs) -> Result<()> {
     if !args.url().is_snapshot() {
         attached.follow_growth()?;
     }
-    let directory = attached.fuse.mount_point().to_owned();
+    let directory = attached.front_end.directory().to_owned();
     let mount = args.mount.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
     let log = std::env::var_os(LOG_VARIABLE).map(PathBuf::from);
     let mut registration = Registration::new(args.url().place(), &directory, mount.as_deref(), log.clone())?;
     registration.note(attached.health());
-    tracing::info!(url = %args.url(), file = %attached.fuse.file_path().display(), "attached");
+    tracing::info!(url = %args.url(), file = %attached.front_end.file_path().display(), "attached");
     sd_notify::notify("READY=1");
     let ended = wait_and_detach(attached, &signals, &forced, &mut registration);
     drop(stats);
@@ -275,25 +273,18 @@ fn refuse_mounted(directory: &Path) -> Result<()> {
 
 /// Shows the device as a file, and mounts what is on it if that is wanted.
 fn show(args: &AttachArgs, device: Arc<RemoteDevice>) -> Result<Attached> {
-    let geometry = device.unit().geometry;
     // Nobody writes to a snapshot, and what is mounted must know that.
     let read_only = args.read_only || args.url().is_snapshot();
     let mut options = FuseOptions::new(args.url().file_name());
     options.read_only = read_only;
     options.allow_other = args.allow_other;
-    let fuse = FuseMount::start(device.clone(), args.to(), &options)?;
-    let mut attached = Attached { file_system: None, fuse, device, read_only: args.read_only };
-    if let Some(directory) = &args.mount {
-        let file = attached.fuse.open_file(read_only).context("cannot open the volume's file")?;
-        let path = attached.fuse.file_path().to_owned();
-        let device = LoopDevice::attach(&file, &path, geometry.block_size.bytes(), read_only)?;
-        if let Some(file_system) = &args.mkfs {
-            device.make_file_system(file_system)?;
-        }
-        let mounted = FileSystemMount::mount(device, directory, args.fstype.as_deref(), read_only)?;
-        attached.file_system = Some(mounted);
-    }
-    Ok(attached)
+    let mount = args.mount.as_deref().map(|directory| FileSystemOptions {
+        directory,
+        make: args.mkfs.as_deref(),
+        file_system: args.fstype.as_deref(),
+    });
+    let front_end = FileFrontEnd::start(device.clone(), args.to(), &options, mount.as_ref())?;
+    Ok(Attached { front_end, device, read_only: args.read_only })
 }
 
 /// Serves until it is asked to end, and can. Returns what was lost, for people; an error is a loss as well.
@@ -305,7 +296,7 @@ fn wait_and_detach(
 ) -> Result<Option<String>> {
     let mut is_unmounted = false;
     loop {
-        match signals.wait_or(attached.fuse.ended_fd().as_fd(), NOTE_HEALTH_EVERY) {
+        match signals.wait_or(attached.front_end.ended_fd(), NOTE_HEALTH_EVERY) {
             Waited::Signal(signal) => tracing::info!(signal = signal.name(), "asked to detach"),
             // It stays so while the target is away: that was reported.
             Waited::Ended if is_unmounted && attached.would_wait().is_some() => {
@@ -424,28 +415,14 @@ impl Attached {
         Some(format!(
             "the target is away ({why}); {bytes} bytes written so far are not known to be safe there, and what programs still \
              have to write is not counted in that. Wait until it is back, or give them up with: strongroom detach --force {}",
-            self.fuse.mount_point().display()
+            self.front_end.directory().display()
         ))
     }
 
-    /// Lets the file, and the loop device on it, grow with the volume. In a thread of its own: the kernel asks the file for its size,
-    /// and must not keep this one, which is there to detach.
+    /// Lets what programs see grow with the volume, in a thread of its own.
     fn follow_growth(&self) -> Result<()> {
-        let file = self.fuse.shown_size();
-        let loop_path = self.file_system.as_ref().map(|file_system| file_system.device().path().to_owned());
-        self.device.follow_growth(move |_| {
-            if let Err(error) = file.refresh() {
-                return tracing::warn!(%error, "the file keeps its size until the volume is attached again");
-            }
-            let Some(path) = &loop_path else { return };
-            let device = path.display();
-            match loopdev::refresh_size(path) {
-                Ok(()) => {
-                    tracing::info!(%device, "the loop device has grown too, and can be filled: resize2fs, xfs_growfs")
-                }
-                Err(error) => tracing::warn!(%device, %error, "the loop device keeps its size; try losetup -c"),
-            }
-        })?;
+        let grow = self.front_end.growth_follower();
+        self.device.follow_growth(move |_| grow())?;
         Ok(())
     }
 
@@ -462,38 +439,24 @@ impl Attached {
     }
 
     /// Undoes the attachment, unless something still uses it.
-    fn detach(mut self) -> Ended {
-        if let Some(file_system) = self.file_system.take()
-            && let Err((file_system, reason)) = file_system.unmount()
-        {
-            self.file_system = Some(file_system);
-            return Ended::Refused(Box::new(self), reason.into());
-        }
-        let Attached { fuse, device, read_only, .. } = self;
-        let finished = match fuse.finish() {
+    fn detach(self) -> Ended {
+        let Attached { front_end, device, read_only } = self;
+        let finished = match front_end.finish() {
             // The front end has flushed; this one ends the session.
             Ok(()) => device.detach().map_err(anyhow::Error::from),
-            Err((Some(fuse), reason)) => {
-                let attached = Attached { file_system: None, fuse, device, read_only };
-                return Ended::Refused(Box::new(attached), reason.into());
+            Err((Some(front_end), reason)) => {
+                let attached = Attached { front_end: *front_end, device, read_only };
+                return Ended::Refused(Box::new(attached), reason);
             }
-            Err((None, error)) => Err(error.into()),
+            Err((None, error)) => Err(error),
         };
         Ended::Detached(losses(&device).or_else(|| Some(crate::in_words(&finished.err()?))))
     }
 
-    /// Undoes the attachment whatever still uses it, after the device was given up: mounts leave their directories at once, and programs
-    /// that use what was on them get errors.
-    fn detach_by_force(mut self) -> Option<String> {
-        if let Some(file_system) = self.file_system.take() {
-            file_system.unmount_lazily();
-        }
-        let Attached { fuse, device, .. } = self;
-        if let Err(error) = fuse.request_unmount(true) {
-            tracing::warn!(%error, "cannot unmount");
-        }
-        // What nobody uses any more ends by itself; the rest when this process does.
-        fuse.wait_ended(Some(FORCED_PATIENCE));
+    /// Undoes the attachment whatever still uses it, after the device was given up.
+    fn detach_by_force(self) -> Option<String> {
+        let Attached { front_end, device, .. } = self;
+        front_end.end_by_force();
         let _ = device.detach();
         tracing::info!("detached by force");
         losses(&device)

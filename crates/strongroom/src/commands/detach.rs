@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_block::with_foreign_parts;
-use strongroom_initiator::leftovers::Leftovers;
+use strongroom_initiator::front::leftovers::Leftovers;
 
 use crate::attachments::{self, Attachment, AttachmentState, Detached};
 use crate::units::{parse_duration, show_duration};

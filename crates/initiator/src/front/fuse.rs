@@ -26,7 +26,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use strongroom_block::{BlockDevice, DeviceError};
 
 use crate::blocking::flush_blocking;
-use crate::mounts::FUSE_SOURCE_PREFIX;
+use crate::front::mounts::FUSE_SOURCE_PREFIX;
 use filesystem::{FILE, VolumeFile};
 use pending::Pending;
 
@@ -238,15 +238,19 @@ impl FuseMount {
     /// # Errors
     /// [`FuseError::Busy`] while the file is open, unless `lazy`.
     pub fn request_unmount(&self, lazy: bool) -> Result<(), FuseError> {
+        self.unmount_within(lazy, RELEASE_PATIENCE)
+    }
+
+    fn unmount_within(&self, lazy: bool, patience: Duration) -> Result<(), FuseError> {
         if self.wait_ended(Some(Duration::ZERO)) {
             return Ok(());
         }
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-        let patience = Instant::now() + RELEASE_PATIENCE;
+        let until = Instant::now() + patience;
         loop {
             match unmount(&self.mount_point, flags) {
                 // A loop device or a closed file may just be on its way out: the kernel lets go of files a little later.
-                Err(rustix::io::Errno::BUSY) if Instant::now() < patience => {
+                Err(rustix::io::Errno::BUSY) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 outcome => break self.unmount_outcome(outcome),
@@ -269,8 +273,17 @@ impl FuseMount {
     /// # Errors
     /// [`FuseError::Busy`] hands the mount back in working order; the other errors come after it has ended.
     #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
-    pub fn finish(mut self) -> Result<(), (Option<FuseMount>, FuseError)> {
-        if let Err(error) = self.request_unmount(false) {
+    pub fn finish(self) -> Result<(), (Option<FuseMount>, FuseError)> {
+        self.finish_within(RELEASE_PATIENCE)
+    }
+
+    /// As [`FuseMount::finish`], but waits for `patience` until nothing uses the file any more.
+    ///
+    /// # Errors
+    /// As [`FuseMount::finish`].
+    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
+    pub fn finish_within(mut self, patience: Duration) -> Result<(), (Option<FuseMount>, FuseError)> {
+        if let Err(error) = self.unmount_within(false, patience) {
             return Err((Some(self), error));
         }
         self.stop().map_err(|error| (None, error))

@@ -12,7 +12,7 @@ use strongroom_block::{BlockSize, DeviceErrorKind, Geometry, Lba};
 use super::filesystem::cut_at_blocks;
 use super::*;
 use crate::MemoryDevice;
-use crate::loopdev::{FileSystemMount, LoopDevice, LoopError};
+use crate::front::loop_device::{FileSystemMount, LoopDevice};
 
 const SIZE: u64 = 1 << 20;
 
@@ -36,27 +36,11 @@ fn mounted(device: &Arc<MemoryDevice>, read_only: bool) -> (tempfile::TempDir, F
 }
 
 /// Ends it. What another test starts holds, until it runs, copies of all files that are open here: on a busy machine for a while.
-#[track_caller]
-fn finished(mut mount: FuseMount) {
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        match mount.finish() {
-            Ok(()) => return,
-            Err((Some(again), FuseError::Busy { .. })) if Instant::now() < end => mount = again,
-            Err((_, error)) => panic!("{error}"),
-        }
-    }
-}
+const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Likewise.
 #[track_caller]
-fn unmounted(mut file_system: FileSystemMount) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while let Err((again, error)) = file_system.unmount() {
-        assert!(matches!(error, LoopError::Busy { .. }) && Instant::now() < end, "{error}");
-        std::thread::sleep(Duration::from_millis(20));
-        file_system = again;
-    }
+fn finished(mount: FuseMount) {
+    mount.finish_within(PATIENCE).map_err(|(_, error)| error).unwrap();
 }
 
 #[test]
@@ -150,7 +134,7 @@ fn the_file_grows_with_the_device_and_a_loop_device_with_the_file() {
             device.grow_to(3 * SIZE / 4096);
             assert_eq!(mount.shown_size().refresh().unwrap(), 3 * SIZE);
             assert_eq!(sectors(), 2 * SIZE / 512, "a loop device asks only when it is told to");
-            crate::loopdev::refresh_size(loop_device.path()).unwrap();
+            crate::front::loop_device::refresh_size(loop_device.path()).unwrap();
             assert_eq!(sectors(), 3 * SIZE / 512);
         }
         Err(error) => eprintln!("without a loop device: {error}"),
@@ -314,13 +298,13 @@ fn a_file_system_on_a_loop_device_on_it() {
             let (file_system, error) = file_system.unmount().unwrap_err();
             assert!(error.to_string().contains("in use"), "{error}");
             drop(open);
-            unmounted(file_system);
+            file_system.unmount_within(PATIENCE).map_err(|(_, error)| error).unwrap();
         } else {
             assert!(std::fs::read(&path).unwrap() == content);
             // What the file system forgets, the volume forgets.
             std::fs::remove_file(&path).unwrap();
             let _ = std::process::Command::new("fstrim").arg(files.path()).status();
-            unmounted(file_system);
+            file_system.unmount_within(PATIENCE).map_err(|(_, error)| error).unwrap();
         }
     }
     assert!(device.counts().flushes > 0);

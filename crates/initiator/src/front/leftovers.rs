@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::loopdev;
-use crate::mounts::mounts;
+use crate::front::loop_device;
+use crate::front::mounts::mounts;
 
 /// What is left of an attachment, in the order in which it has to go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,11 +33,11 @@ impl Leftovers {
     /// If `/proc` or `/sys` cannot be read.
     pub fn of(directory: &Path) -> io::Result<Leftovers> {
         let mounts = mounts()?;
-        let loops = loopdev::on_files_in(directory)?;
+        let loops = loop_device::on_files_in(directory)?;
         let numbers: Vec<u32> = loops.iter().map(|(number, _)| *number).collect();
         let on_loops = mounts
             .iter()
-            .filter(|mount| mount.device.0 == loopdev::LOOP_MAJOR && numbers.contains(&mount.device.1))
+            .filter(|mount| mount.device.0 == loop_device::LOOP_MAJOR && numbers.contains(&mount.device.1))
             .map(|mount| mount.directory.clone());
         Ok(Leftovers {
             file_systems: on_loops.collect(),
@@ -56,8 +56,8 @@ impl Leftovers {
             if found.is_attachment() {
                 return Ok(Some(found.directory));
             }
-            if found.device.0 == loopdev::LOOP_MAJOR
-                && let Some(file) = loopdev::backing_file(found.device.1)
+            if found.device.0 == loop_device::LOOP_MAJOR
+                && let Some(file) = loop_device::backing_file(found.device.1)
                 && let Some(directory) = file.parent()
                 && Leftovers::of(directory)?.fuse_mounts > 0
             {
@@ -93,7 +93,7 @@ impl Leftovers {
         }
         for device in &self.loop_devices {
             let shown = device.display();
-            loopdev::release(device).map_err(|error| by_hand(error, format!("losetup -d {shown}")))?;
+            loop_device::release(device).map_err(|error| by_hand(error, format!("losetup -d {shown}")))?;
             done.push(format!("freed {shown}"));
         }
         for _ in 0..self.fuse_mounts {

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -28,6 +29,8 @@ const EXT_BLOCK_BYTES: u32 = 4096;
 const END_BYTES: u64 = 1 << 20;
 /// How often to look for another free loop device when somebody was faster.
 const GET_FREE_TRIES: u32 = 32;
+/// Between tries to unmount a file system that is in use.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// Major number of loop devices.
 pub(crate) const LOOP_MAJOR: u32 = 7;
 
@@ -378,6 +381,29 @@ impl FileSystemMount {
     /// [`LoopError::Busy`] hands it back in working order.
     #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
     pub fn unmount(self) -> Result<(), (FileSystemMount, LoopError)> {
+        self.unmount_within(Duration::ZERO)
+    }
+
+    /// As [`FileSystemMount::unmount`], but waits for `patience` until nothing uses the file system any more.
+    ///
+    /// # Errors
+    /// As [`FileSystemMount::unmount`].
+    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
+    pub fn unmount_within(mut self, patience: Duration) -> Result<(), (FileSystemMount, LoopError)> {
+        let until = Instant::now() + patience;
+        loop {
+            match self.unmount_now() {
+                Err((busy, LoopError::Busy { .. })) if Instant::now() < until => {
+                    std::thread::sleep(BUSY_PAUSE);
+                    self = busy;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
+    fn unmount_now(self) -> Result<(), (FileSystemMount, LoopError)> {
         match unmount(&self.directory, UnmountFlags::empty()) {
             // Not mounted any more: somebody was faster.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
