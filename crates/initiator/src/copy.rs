@@ -14,6 +14,7 @@ mod meter;
 mod node_mac;
 mod resume;
 mod source;
+mod state_file;
 #[cfg(test)]
 mod tests;
 
@@ -29,13 +30,14 @@ use strongroom_block::{BlockDevice, BufferMut, DeviceError, Lba};
 use crate::{MemoryDevice, RemoteDevice};
 use checksum::Contents;
 use destination::Writer;
-use meter::{Meter, Teller};
+use meter::{Meter, ProgressReporter};
 use resume::{Due, Noted};
 use source::{Piece, Reader};
 
 pub use checksum::ContentSums;
 pub use node_mac::{NodeMac, NodeMacError};
 pub use resume::Resume;
+pub use state_file::StateFile;
 
 /// Bytes of one read or write.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -267,7 +269,7 @@ pub fn copy_resumable(
     let mut writer = Writer::open(destination, size, options, resume, noted.is_some())?;
     let mut contents = Contents::new(options.sha256);
     let begun = noted.unwrap_or_default();
-    let mut teller = Teller::new(Meter::new(Phase::Copying, size, begun), progress);
+    let mut reporter = ProgressReporter::new(Meter::new(Phase::Copying, size, begun), progress);
     if noted.is_some() && !options.sha256 {
         contents.go_on_from(begun.crc64);
         reader.skip_to(begun.done_bytes);
@@ -276,20 +278,20 @@ pub fn copy_resumable(
     Transfer { writer: Some(&mut writer), resume, begun: noted, size, sparse }.run(
         &mut reader,
         &mut contents,
-        &mut teller,
+        &mut reporter,
     )?;
-    writer.finish(&mut teller)?;
-    let hole_bytes = teller.meter.hole_bytes();
+    writer.finish(&mut reporter)?;
+    let hole_bytes = reporter.meter.hole_bytes();
     let sums = contents.finish();
     let mut verified = false;
     if options.verify {
         let mut back = Reader::open_part(destination, align, size)?;
         let mut contents = Contents::new(options.sha256);
-        let mut teller = Teller::new(Meter::new(Phase::Verifying, size, Noted::default()), progress);
+        let mut reporter = ProgressReporter::new(Meter::new(Phase::Verifying, size, Noted::default()), progress);
         Transfer { writer: None, resume: None, begun: None, size, sparse }.run(
             &mut back,
             &mut contents,
-            &mut teller,
+            &mut reporter,
         )?;
         let destination_sums = contents.finish();
         if destination_sums != sums {
@@ -322,11 +324,11 @@ pub fn checksum(
     let mut reader = Reader::open(endpoint, endpoint.block_bytes())?;
     let mut contents = Contents::new(sha256);
     let size = reader.size_bytes();
-    let mut teller = Teller::new(Meter::new(Phase::Verifying, size, Noted::default()), progress);
+    let mut reporter = ProgressReporter::new(Meter::new(Phase::Verifying, size, Noted::default()), progress);
     Transfer { writer: None, resume: None, begun: None, size, sparse: false }.run(
         &mut reader,
         &mut contents,
-        &mut teller,
+        &mut reporter,
     )?;
     Ok(contents.finish())
 }
@@ -373,7 +375,12 @@ struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    fn run(mut self, reader: &mut Reader, contents: &mut Contents, teller: &mut Teller<'_>) -> Result<(), CopyError> {
+    fn run(
+        mut self,
+        reader: &mut Reader,
+        contents: &mut Contents,
+        reporter: &mut ProgressReporter<'_>,
+    ) -> Result<(), CopyError> {
         let mut ahead: VecDeque<Piece> = VecDeque::new();
         let mut due = Due::first(self.begun.map_or(0, |begun| begun.done_bytes));
         loop {
@@ -385,10 +392,10 @@ impl Transfer<'_> {
             }
             let Some(piece) = ahead.pop_front() else { break };
             let (offset, len) = piece.range();
-            match reader.wait_for(piece, teller)? {
+            match reader.wait_for(piece, reporter)? {
                 Some(data) if !is_zero(&data) => {
                     contents.add(&data);
-                    self.put(offset, len, Some(data), teller)?;
+                    self.put(offset, len, Some(data), reporter)?;
                 }
                 found => {
                     if found.is_some() {
@@ -396,13 +403,13 @@ impl Transfer<'_> {
                         reader.expect_hole();
                     }
                     contents.add_zeros(len);
-                    self.put(offset, len, None, teller)?;
+                    self.put(offset, len, None, reporter)?;
                 }
             }
-            self.note(offset + len, contents, teller, &mut due)?;
-            teller.tell_moved()?;
+            self.note(offset + len, contents, reporter, &mut due)?;
+            reporter.tell_moved()?;
         }
-        teller.tell_now()
+        reporter.tell_now()
     }
 
     /// Writes a piece, unless it is there already.
@@ -411,28 +418,34 @@ impl Transfer<'_> {
         offset: u64,
         len: u64,
         data: Option<BufferMut>,
-        teller: &mut Teller<'_>,
+        reporter: &mut ProgressReporter<'_>,
     ) -> Result<(), CopyError> {
         if self.begun.is_some_and(|begun| offset < begun.done_bytes) {
             return Ok(());
         }
         match (&mut self.writer, data) {
-            (Some(writer), Some(data)) if self.sparse => writer.write_sparse(offset, data, teller),
-            (Some(writer), Some(data)) => writer.write(offset, data, teller),
+            (Some(writer), Some(data)) if self.sparse => writer.write_sparse(offset, data, reporter),
+            (Some(writer), Some(data)) => writer.write(offset, data, reporter),
             (Some(writer), None) => {
-                writer.write_hole(offset, len, teller)?;
-                teller.meter.add(len, true);
+                writer.write_hole(offset, len, reporter)?;
+                reporter.meter.add(len, true);
                 Ok(())
             }
             (None, data) => {
-                teller.meter.add(len, data.is_none());
+                reporter.meter.add(len, data.is_none());
                 Ok(())
             }
         }
     }
 
     /// Notes what is durable, and from time to time has what was written made so.
-    fn note(&mut self, end: u64, contents: &mut Contents, teller: &Teller<'_>, due: &mut Due) -> Result<(), CopyError> {
+    fn note(
+        &mut self,
+        end: u64,
+        contents: &mut Contents,
+        reporter: &ProgressReporter<'_>,
+        due: &mut Due,
+    ) -> Result<(), CopyError> {
         let (Some(resume), Some(writer)) = (self.resume, &mut self.writer) else { return Ok(()) };
         match self.begun {
             Some(begun) if end < begun.done_bytes => return Ok(()),
@@ -446,7 +459,7 @@ impl Transfer<'_> {
             _ => {}
         }
         if due.is_over(resume, end) {
-            let hole_bytes = teller.meter.hole_bytes();
+            let hole_bytes = reporter.meter.hole_bytes();
             writer.make_durable(Noted { done_bytes: end, hole_bytes, crc64: contents.crc64() })?;
         }
         match writer.take_durable() {

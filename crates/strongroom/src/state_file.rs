@@ -2,13 +2,12 @@
 //!
 //! Absent: what is noted, and who must not be able to change it, which is each command's own.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow};
 use clap::Args;
+use strongroom_initiator::copy::StateFile;
 
 /// Largest state that is read, in bytes.
 const BYTES_MAX: u64 = 64 << 20;
@@ -27,46 +26,32 @@ impl StateArgs {
         self.state.as_deref()
     }
 
+    fn file(&self) -> Option<StateFile> {
+        self.state.as_ref().map(|path| StateFile::new(path, BYTES_MAX))
+    }
+
     /// What an earlier run left.
     ///
     /// # Errors
     /// If it is there and cannot be read.
     pub(crate) fn read(&self) -> Result<Option<Vec<u8>>> {
-        let Some(path) = &self.state else { return Ok(None) };
-        match fs::metadata(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Ok(metadata) if metadata.len() > BYTES_MAX => return Err(self.refused("is far too large for a state")),
-            _ => {}
+        let Some(file) = self.file() else { return Ok(None) };
+        match file.read() {
+            Err(error) if error.kind() == ErrorKind::FileTooLarge => Err(self.refused("is far too large for a state")),
+            read => read.with_context(|| format!("cannot read {}", file.path().display())),
         }
-        fs::read(path).map(Some).with_context(|| format!("cannot read {}", path.display()))
     }
 
     /// Replaces it, as a whole or not at all; durable when it returns. Nothing without a file.
     pub(crate) fn replace(&self, bytes: &[u8]) -> Result<()> {
-        let Some(path) = &self.state else { return Ok(()) };
-        let mut beside = path.clone().into_os_string();
-        beside.push(".new");
-        let write = || -> std::io::Result<()> {
-            // Nobody else's file, and for nobody else to read: what is left of an attempt before goes.
-            let _ = fs::remove_file(&beside);
-            let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
-            file.write_all(bytes)?;
-            file.sync_all()?;
-            fs::rename(&beside, path)?;
-            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
-        };
-        write().with_context(|| format!("cannot write {}", path.display()))
+        let Some(file) = self.file() else { return Ok(()) };
+        file.replace(bytes).with_context(|| format!("cannot write {}", file.path().display()))
     }
 
     /// The work is done: there is nothing to go on with.
     pub(crate) fn remove(&self) -> Result<()> {
-        match self.state.as_ref().map(|path| (path, fs::remove_file(path))) {
-            Some((path, Err(error))) if error.kind() != ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("cannot remove {}", path.display()))
-            }
-            _ => Ok(()),
-        }
+        let Some(file) = self.file() else { return Ok(()) };
+        file.remove().with_context(|| format!("cannot remove {}", file.path().display()))
     }
 
     /// An error about what is in it.
@@ -106,7 +91,7 @@ mod tests {
         assert_eq!(state.read().unwrap().as_deref(), Some(&b"two"[..]));
         state.remove().unwrap();
         state.remove().unwrap();
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         assert!(state.refused("is odd").to_string().contains("remove it to begin anew"));
         let none = StateArgs::default();
         none.replace(b"one").unwrap();

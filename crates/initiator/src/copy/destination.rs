@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use strongroom_block::{BufferMut, Completion, Lba, Request, Token};
 
-use super::meter::{PROGRESS_INTERVAL, Teller};
+use super::meter::{PROGRESS_INTERVAL, ProgressReporter};
 use super::resume::Noted;
 use super::{CHUNK_BYTES, CopyError, CopyOptions, Endpoint, Resume, SparseDevice, is_zero, pieces_max};
 
@@ -74,17 +74,22 @@ impl Writer {
         Ok(Writer { kind, durable: None, under_way_max: usize::try_from(noted_at_once).unwrap_or(usize::MAX).max(1) })
     }
 
-    pub(super) fn write(&mut self, offset: u64, data: BufferMut, teller: &mut Teller<'_>) -> Result<(), CopyError> {
+    pub(super) fn write(
+        &mut self,
+        offset: u64,
+        data: BufferMut,
+        reporter: &mut ProgressReporter<'_>,
+    ) -> Result<(), CopyError> {
         let len = data.len() as u64;
         match &mut self.kind {
             Kind::File { path, file, .. } => {
                 file.write_all_at(&data, offset).map_err(|source| failed(path, "writing", source))?;
-                teller.meter.add(len, false);
+                reporter.meter.add(len, false);
                 Ok(())
             }
             Kind::Volume { device, .. } => {
                 let lba = Lba(offset >> device.geometry().block_size.shift());
-                self.submit(Request::Write { lba, data: data.freeze(), fua: false }, len, teller)
+                self.submit(Request::Write { lba, data: data.freeze(), fua: false }, len, reporter)
             }
         }
     }
@@ -94,7 +99,7 @@ impl Writer {
         &mut self,
         offset: u64,
         data: BufferMut,
-        teller: &mut Teller<'_>,
+        reporter: &mut ProgressReporter<'_>,
     ) -> Result<(), CopyError> {
         let block_bytes = match &self.kind {
             Kind::Volume { device, .. } => device.geometry().block_size.len(),
@@ -110,12 +115,12 @@ impl Writer {
             let run = from..to.min(data.len());
             let (at, len) = (offset + from as u64, run.len() as u64);
             if absent {
-                self.write_hole(at, len, teller)?;
-                teller.meter.add(len, true);
+                self.write_hole(at, len, reporter)?;
+                reporter.meter.add(len, true);
             } else {
                 let mut part = BufferMut::zeroed(run.len());
                 part.copy_from_slice(&data[run]);
-                self.write(at, part, teller)?;
+                self.write(at, part, reporter)?;
             }
             from = to;
         }
@@ -123,7 +128,12 @@ impl Writer {
     }
 
     /// Makes a range read as zeros; what is absent already is left alone.
-    pub(super) fn write_hole(&mut self, offset: u64, len_bytes: u64, teller: &mut Teller<'_>) -> Result<(), CopyError> {
+    pub(super) fn write_hole(
+        &mut self,
+        offset: u64,
+        len_bytes: u64,
+        reporter: &mut ProgressReporter<'_>,
+    ) -> Result<(), CopyError> {
         match &mut self.kind {
             Kind::File { fresh: true, .. } => Ok(()),
             Kind::File { path, file, .. } => punch(file, offset, len_bytes).map_err(|e| failed(path, "zeroing", e)),
@@ -136,7 +146,7 @@ impl Writer {
                     lba += absent;
                     if lba < end && absent == 0 {
                         // Once something is there, one seal over all of the rest costs less than asking block by block.
-                        return self.submit(Request::Discard { lba: Lba(lba), count: end - lba }, 0, teller);
+                        return self.submit(Request::Discard { lba: Lba(lba), count: end - lba }, 0, reporter);
                     }
                 }
                 Ok(())
@@ -166,7 +176,7 @@ impl Writer {
     }
 
     /// Waits for every write, and makes them durable.
-    pub(super) fn finish(&mut self, teller: &mut Teller<'_>) -> Result<(), CopyError> {
+    pub(super) fn finish(&mut self, reporter: &mut ProgressReporter<'_>) -> Result<(), CopyError> {
         match &mut self.kind {
             Kind::File { path, file, partial, .. } => {
                 file.sync_all().map_err(|source| failed(path, "syncing", source))?;
@@ -178,16 +188,21 @@ impl Writer {
                 }
             }
             Kind::Volume { .. } => {
-                self.settle(0, teller)?;
-                self.submit(Request::Flush, 0, teller)?;
-                self.settle(0, teller)
+                self.settle(0, reporter)?;
+                self.submit(Request::Flush, 0, reporter)?;
+                self.settle(0, reporter)
             }
         }
     }
 
-    fn submit(&mut self, request: Request, data_bytes: u64, teller: &mut Teller<'_>) -> Result<(), CopyError> {
+    fn submit(
+        &mut self,
+        request: Request,
+        data_bytes: u64,
+        reporter: &mut ProgressReporter<'_>,
+    ) -> Result<(), CopyError> {
         let Kind::Volume { device, .. } = &self.kind else { return Ok(()) };
-        self.settle(pieces_max(&**device).min(self.under_way_max) - 1, teller)?;
+        self.settle(pieces_max(&**device).min(self.under_way_max) - 1, reporter)?;
         self.hand_over(request, data_bytes);
         Ok(())
     }
@@ -216,7 +231,7 @@ impl Writer {
     }
 
     /// Waits until at most `in_flight_max` writes are under way. Meanwhile it is told how the copy goes.
-    fn settle(&mut self, in_flight_max: usize, teller: &mut Teller<'_>) -> Result<(), CopyError> {
+    fn settle(&mut self, in_flight_max: usize, reporter: &mut ProgressReporter<'_>) -> Result<(), CopyError> {
         loop {
             let Kind::Volume { device, in_flight, completions, saving, .. } = &mut self.kind else { return Ok(()) };
             if in_flight.len() > in_flight_max {
@@ -226,7 +241,7 @@ impl Writer {
             for completion in completions.drain(..) {
                 completion.result.map_err(CopyError::Destination)?;
                 let token = completion.token.0;
-                teller.meter.add(in_flight.remove(&token).unwrap_or(0), false);
+                reporter.meter.add(in_flight.remove(&token).unwrap_or(0), false);
                 if let Some(saved) = saving.take_if(|saving| saving.flush == Some(token)) {
                     self.durable = Some(saved.noted);
                 }
@@ -236,7 +251,7 @@ impl Writer {
             if in_flight.len() <= in_flight_max {
                 return Ok(());
             }
-            teller.tell()?;
+            reporter.tell()?;
         }
     }
 }

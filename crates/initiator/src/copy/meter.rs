@@ -92,17 +92,17 @@ impl Meter {
 }
 
 /// Tells somebody, not too often; they may end the copy.
-pub(super) struct Teller<'a> {
+pub(super) struct ProgressReporter<'a> {
     pub(super) meter: Meter,
     told: Instant,
     told_bytes: u64,
     progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
 }
 
-impl<'a> Teller<'a> {
-    pub(super) fn new(meter: Meter, progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>) -> Teller<'a> {
+impl<'a> ProgressReporter<'a> {
+    pub(super) fn new(meter: Meter, progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ProgressReporter<'a> {
         let begun = meter.done_bytes();
-        Teller { meter, told: Instant::now(), told_bytes: begun, progress }
+        ProgressReporter { meter, told: Instant::now(), told_bytes: begun, progress }
     }
 
     /// Tells, if it is time to.
@@ -110,7 +110,7 @@ impl<'a> Teller<'a> {
         if self.told.elapsed() < PROGRESS_INTERVAL { Ok(()) } else { self.tell_now() }
     }
 
-    /// The same between two pieces, and if much was moved: whoever slows it down must not be told too late.
+    /// The same between two pieces, and if much was moved: a caller that limits the rate must not be told too late.
     pub(super) fn tell_moved(&mut self) -> Result<(), CopyError> {
         if self.meter.done_bytes() - self.told_bytes < CHUNK_BYTES { self.tell() } else { self.tell_now() }
     }

@@ -15,14 +15,13 @@
 //! mac 64 hexadecimal digits: HMAC-SHA256 of all lines before
 //! ```
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::NodeKey;
 
+use super::state_file::StateFile;
 use super::{CopyError, NodeMac, NodeMacError};
 
 const MAGIC: &str = "strongroom-copy 1";
@@ -33,7 +32,7 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Where a copy notes how far it is, and for which ends.
 #[derive(Clone)]
 pub struct Resume {
-    path: PathBuf,
+    file: StateFile,
     mac: NodeMac,
     source: String,
     destination: String,
@@ -45,7 +44,7 @@ pub struct Resume {
 
 impl std::fmt::Debug for Resume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Resume").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Resume").field("path", &self.file.path()).finish_non_exhaustive()
     }
 }
 
@@ -66,7 +65,7 @@ impl Resume {
     pub fn new(path: impl Into<PathBuf>, node: &NodeKey, source: &str, destination: &str) -> Resume {
         let one_line = |name: &str| name.replace(['\n', '\r'], " ");
         Resume {
-            path: path.into(),
+            file: StateFile::new(path, FILE_BYTES_MAX),
             mac: NodeMac::new(node, KEY_LABEL),
             source: one_line(source),
             destination: one_line(destination),
@@ -78,11 +77,12 @@ impl Resume {
     /// What an earlier copy noted; `None`: there is no note.
     pub(super) fn read(&self, size: u64) -> Result<Option<Noted>, CopyError> {
         let refuse = |problem: &str| self.refuse(problem.to_owned());
-        let text = match fs::metadata(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => return Err(refuse("it is far too large")),
-            _ => fs::read_to_string(&self.path).map_err(|error| refuse(&error.to_string()))?,
-        };
+        let bytes = self.file.read().map_err(|error| match error.kind() {
+            io::ErrorKind::FileTooLarge => refuse("it is far too large"),
+            _ => refuse(&error.to_string()),
+        })?;
+        let Some(bytes) = bytes else { return Ok(None) };
+        let text = String::from_utf8(bytes).map_err(|error| refuse(&error.to_string()))?;
         let malformed = || refuse("it is not a copy's note");
         let (body, mac) = text.trim_end_matches('\n').rsplit_once("\nmac ").ok_or_else(malformed)?;
         let body = format!("{body}\n");
@@ -123,20 +123,17 @@ impl Resume {
             self.source, self.destination
         );
         let text = format!("{text}mac {}\n", self.mac.of(&text));
-        replace(&self.path, &text).map_err(|error| self.refuse(error.to_string()))
+        self.file.replace(text.as_bytes()).map_err(|error| self.refuse(error.to_string()))
     }
 
     /// The note cannot be used.
     pub(super) fn refuse(&self, problem: String) -> CopyError {
-        CopyError::Note { path: self.path.clone(), problem }
+        CopyError::Note { path: self.file.path().to_owned(), problem }
     }
 
     /// The copy is whole: nothing is to be resumed.
     pub(super) fn remove(&self) -> Result<(), CopyError> {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.refuse(error.to_string())),
-            _ => Ok(()),
-        }
+        self.file.remove().map_err(|error| self.refuse(error.to_string()))
     }
 }
 
@@ -163,21 +160,11 @@ impl Due {
     }
 }
 
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    let beside = PathBuf::from(name);
-    // A link or a file of somebody else in its place is not written to.
-    let _ = fs::remove_file(&beside);
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&beside, path)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::MetadataExt as _;
+    use std::path::Path;
 
     use super::*;
 

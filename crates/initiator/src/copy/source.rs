@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{SeekFrom, seek};
 use strongroom_block::{BufferMut, Completion, Lba, Request, Token};
 
-use super::meter::{PROGRESS_INTERVAL, Teller};
+use super::meter::{PROGRESS_INTERVAL, ProgressReporter};
 use super::{CHUNK_BYTES, CopyError, Endpoint, PIECES_MAX, SparseDevice, pieces_max};
 
 /// The next part of the contents.
@@ -145,7 +145,11 @@ impl Reader {
     }
 
     /// Waits for the data of a piece; `None` for an absent one. Meanwhile it is told how the copy goes.
-    pub(super) fn wait_for(&mut self, piece: Piece, teller: &mut Teller<'_>) -> Result<Option<BufferMut>, CopyError> {
+    pub(super) fn wait_for(
+        &mut self,
+        piece: Piece,
+        reporter: &mut ProgressReporter<'_>,
+    ) -> Result<Option<BufferMut>, CopyError> {
         if piece.absent {
             return Ok(None);
         }
@@ -166,7 +170,7 @@ impl Reader {
                         arrived.insert(completion.token.0, buffer);
                     }
                 }
-                teller.tell()?;
+                reporter.tell()?;
             },
         }
     }
