@@ -123,7 +123,7 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
         return Err(AttachError::Options(problem));
     }
     if options.blocks_per_key.get() > 1 && !options.benchmark_suites {
-        let problem = "whoever learns a key that blocks share opens all of them, so that is for benchmarks alone; have a key for each";
+        let problem = "a peer that learns a key that blocks share opens all of them, so that is for benchmarks alone; have a key for each";
         return Err(AttachError::Options(problem.into()));
     }
     let waker = Waker::new().map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
@@ -232,7 +232,7 @@ impl RemoteDevice {
         flushed
     }
 
-    /// Gives up whatever is not durable at the target: every request fails at once, those that wait for a target that is away
+    /// Gives up what is not durable at the target: every request fails at once, those that wait for a target that is away
     /// included, and so does every later one. For a detach that must not wait; call [`RemoteDevice::detach`] after it.
     pub fn abandon(&self) {
         self.intake.abandon();
@@ -340,7 +340,7 @@ impl RemoteDevice {
     fn look_ahead(&self, token: Token, request: Request) -> Option<Request> {
         let block_bytes = self.unit.geometry.block_size.len();
         match request {
-            // Not for whoever has lost the keys.
+            // Not for an initiator that has lost the keys.
             Request::Read { .. } if self.check_keys().is_err() => {
                 self.intake.forget_ahead();
                 Some(request)

@@ -135,7 +135,7 @@ pub enum KeySourceError {
     Unreachable(String),
 }
 
-/// Keys from a text file that only its owner can read. New writes are sealed under its newest epoch, whatever a target says.
+/// Keys from a text file that only its owner can read. New writes are sealed under its newest epoch, even if a target names another.
 #[derive(Clone, Debug)]
 pub struct KeyFileSource {
     path: PathBuf,
@@ -144,7 +144,7 @@ pub struct KeyFileSource {
 }
 
 impl KeyFileSource {
-    /// Keys from the file at `path`, read anew each time.
+    /// Keys from the file at `path`, read again each time.
     pub fn new(path: impl Into<PathBuf>) -> KeyFileSource {
         KeyFileSource { path: path.into(), newest_epoch: Arc::default() }
     }
@@ -164,7 +164,7 @@ impl KeyFileSource {
             return Ok(Some(record.domain));
         }
         let is_named = volumes.iter().any(|known| known.name == name);
-        // Where the file is of one volume, that is meant, whatever it is called: a clone, or received by another target.
+        // Where the file is of one volume, that is meant, under any name: a clone, or received by another target.
         let is_of_one = volumes.iter().all(|known| (known.claimed, known.domain) == (first.claimed, first.domain));
         if !is_named && is_of_one && first.claimed == request.domain {
             return Ok(Some(first.domain));
@@ -175,7 +175,7 @@ impl KeyFileSource {
         Err(KeySourceError::Refused(match (is_named, as_another) {
             (true, _) => format!(
                 "the target shows another volume than '{name}', which the key file {path} records: do not trust this target, unless the \
-                 volume was made anew (then format it with --forget-volume) or resealed under another key file, which alone opens it now"
+                 volume was created again (then format it with --forget-volume) or resealed under another key file, which alone opens it now"
             ),
             (false, Some(other)) => format!(
                 "the target shows as '{name}' what the key file {path} records as '{}'; if it is a clone of it, or was received elsewhere \

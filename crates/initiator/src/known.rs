@@ -55,7 +55,7 @@ pub struct SealedClaims {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this is not the volume that was attached before: its {what} was {expected} and is {found}; if the volume was made \
-     anew on purpose, have its predecessor forgotten (--forget-volume), otherwise do not trust this target"
+     again on purpose, have its predecessor forgotten (--forget-volume), otherwise do not trust this target"
 )]
 pub struct UnitMismatch {
     /// Which property.
@@ -198,7 +198,7 @@ impl KnownVolumes {
         }
     }
 
-    /// Forgets the volume at `url` (it was deleted, or made anew); returns whether it was known.
+    /// Forgets the volume at `url` (it was deleted, or created again); returns whether it was known.
     pub fn forget(&mut self, url: &str) -> bool {
         let before = self.entries.len();
         self.entries.retain(|(known, _)| known != url);

@@ -51,9 +51,9 @@
 //!
 //! # What it does by itself
 //!
-//! A connection that is lost is made anew, and what was in flight is sent again, the very same; an acknowledged write that was not
+//! A lost connection is made again, and what was in flight is sent again, unchanged; an acknowledged write that was not
 //! flushed is kept, and sent again to a target that was restarted. Redirections are followed, unit attentions and busy targets
-//! waited out, a target that fell silent is called anew, a target that stays away is given up after a time that can be chosen
+//! waited out, a target that fell silent is connected to again, a target that stays away is given up after a time that can be chosen
 //! ([`Timeouts`]). A block that does not open, a refusal, a reservation of somebody else's are errors and stay errors. The options
 //! and their cost are in `docs/iscsi.md`, "The initiator".
 //!

@@ -17,12 +17,12 @@ pub struct MemoryDevice {
     geometry: Geometry,
     /// Blocks that there are now.
     blocks: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
     completions: CompletionQueue,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MemoryState {
     blocks: HashMap<u64, Box<[u8]>>,
     bad: HashMap<u64, DeviceErrorKind>,
     flushes: u64,

@@ -45,7 +45,7 @@ pub struct AttachOptions {
     pub suite: Suite,
     /// Take suites that are for benchmarks alone, of a channel and of a volume.
     pub benchmark_suites: bool,
-    /// Consecutive blocks that share a block key (custody `target`), at most. Whoever learns the key of one opens the others: more than
+    /// Consecutive blocks that share a block key (custody `target`), at most. A peer that learns the key of one opens the others: more than
     /// one is for benchmarks alone, and needs `benchmark_suites`.
     pub blocks_per_key: NonZeroU32,
     /// What is known of the volume beforehand.
@@ -221,7 +221,7 @@ pub enum DamagedReads {
     #[default]
     Fail,
     /// It goes back to the newest older version that opens, as in the lazy-crypto paper (§3.2.2); each such block is logged and
-    /// counted. Only where the volume's description allows it. Whoever can damage blocks on the way or in the store can
+    /// counted. Only where the volume's description allows it. A peer that can damage blocks on the wire or in the store can
     /// then choose, among the versions that are kept, which one is read. Only with `read_only`: what was read cannot be written
     /// back, and so become the newest.
     Previous,

@@ -4,6 +4,7 @@
 //! Absent: sockets, threads and the clock (`crate::device` has them), and what commands mean (`crate::pipeline`).
 
 mod further;
+pub(crate) mod login;
 pub(crate) mod nexus;
 pub(crate) mod probe;
 pub(crate) mod wire;

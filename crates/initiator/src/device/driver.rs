@@ -26,7 +26,8 @@ use crate::pipeline::engine::{Engine, EngineCounters};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::stamps::random;
 use crate::pipeline::unit::UnitDescription;
-use crate::session::nexus::{Identity, Nexus, Notice};
+use crate::session::login::Identity;
+use crate::session::nexus::{Nexus, Notice};
 use crate::session::wire::Wire;
 use crate::session::writer_lease::WriterLease;
 use crate::{AttachError, AttachOptions, PipelineStatus};
@@ -88,7 +89,7 @@ pub(super) enum Purpose {
     Attach,
 }
 
-enum State {
+enum SessionState {
     Idle {
         retry_at: Instant,
     },
@@ -104,7 +105,7 @@ pub(super) struct Driver {
     status: Arc<Mutex<ConnectionStatus>>,
     runtime: Runtime,
     purpose: Purpose,
-    state: State,
+    state: SessionState,
     engine: Option<Engine>,
     sealing: Option<Arc<Sealing>>,
     pace: Pace,
@@ -144,7 +145,7 @@ impl Driver {
             status,
             runtime,
             purpose,
-            state: State::Idle { retry_at: Instant::now() },
+            state: SessionState::Idle { retry_at: Instant::now() },
             engine: None,
             sealing: None,
             pace,
@@ -175,7 +176,7 @@ impl Driver {
 
     /// Says goodbye on a connection that is still there, without waiting for an answer.
     fn leave(&mut self) {
-        if let State::Active(nexus) = &mut self.state {
+        if let SessionState::Active(nexus) = &mut self.state {
             nexus.log_out(Instant::now());
             for at in 0..nexus.wires().len() {
                 let mut last = nexus.transmit(at, None);
@@ -189,7 +190,7 @@ impl Driver {
 
     fn step(&mut self) -> bool {
         let now = Instant::now();
-        if matches!(self.state, State::Idle { retry_at } if retry_at <= now) && !self.intake.is_detaching() {
+        if matches!(self.state, SessionState::Idle { retry_at } if retry_at <= now) && !self.intake.is_detaching() {
             self.call(now);
         }
         self.take_requests();
@@ -226,7 +227,7 @@ impl Driver {
             return false;
         }
         match &mut self.state {
-            State::Active(nexus) if nexus.is_connected() => {
+            SessionState::Active(nexus) if nexus.is_connected() => {
                 if self.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
                     && self.logout_deadline.is_none()
                 {
@@ -265,8 +266,8 @@ impl Driver {
         let Some(engine) = &mut self.engine else { return };
         let finished = engine.table.take_finished();
         let wires = match &self.state {
-            State::Active(nexus) => nexus.wires(),
-            State::Idle { .. } | State::Refused => &[],
+            SessionState::Active(nexus) => nexus.wires(),
+            SessionState::Idle { .. } | SessionState::Refused => &[],
         };
         let rekeys = wires.iter().map(|wire| wire.link.rekeys());
         let rekeys = rekeys.fold((0, 0), |(ours, theirs), (our, their)| (ours + our, theirs + their));
@@ -278,15 +279,15 @@ impl Driver {
         status.wires = wires;
         (status.rekeys, status.peer_rekeys) = rekeys;
         drop(status);
-        // Whoever waited for them finds the status as it is behind them.
+        // Published before the completions: their consumer finds a status that includes them.
         self.intake.finish(finished);
     }
 
     fn next_timeout(&self) -> Option<Instant> {
         let state = match &self.state {
-            State::Idle { retry_at } => Some(*retry_at),
-            State::Active(nexus) => nexus.poll_timeout(),
-            State::Refused => None,
+            SessionState::Idle { retry_at } => Some(*retry_at),
+            SessionState::Active(nexus) => nexus.poll_timeout(),
+            SessionState::Refused => None,
         };
         let give_up = self.give_up_at();
         let engine = self.engine.as_ref().and_then(Engine::poll_timeout);
@@ -298,7 +299,7 @@ impl Driver {
     }
 
     fn handle_timeouts(&mut self, now: Instant) {
-        if let State::Active(nexus) = &mut self.state {
+        if let SessionState::Active(nexus) = &mut self.state {
             nexus.handle_timeout(now);
         }
         if let Some(engine) = &mut self.engine {
@@ -324,7 +325,7 @@ impl Driver {
             format!("no connection to the target for {seconds} s ({why}); requests fail until it is back"),
         );
         self.intake.refuse(Some(error.clone()));
-        if matches!(&self.state, State::Active(nexus) if nexus.is_suspended()) {
+        if matches!(&self.state, SessionState::Active(nexus) if nexus.is_suspended()) {
             // What it would continue with is given up.
             self.lose(Instant::now(), AttachError::Unreachable(why));
         }
@@ -350,7 +351,7 @@ impl Driver {
         match self.dial(now, address) {
             Ok(wire) => {
                 let nexus = Nexus::new(now, &self.options, Wire { others, ..wire });
-                self.state = State::Active(Box::new(nexus));
+                self.state = SessionState::Active(Box::new(nexus));
             }
             Err(error) => self.lose(now, error),
         }
@@ -367,13 +368,13 @@ impl Driver {
 
     /// Calls the further connections of a session.
     fn call_further(&mut self, now: Instant) {
-        while let State::Active(nexus) = &mut self.state
+        while let SessionState::Active(nexus) = &mut self.state
             && nexus.wants_wire(now)
             && !self.intake.is_detaching()
             && let Some(address) = self.reconnection.address
         {
             let wire = self.dial(now, address);
-            let State::Active(nexus) = &mut self.state else { return };
+            let SessionState::Active(nexus) = &mut self.state else { return };
             match wire {
                 Ok(wire) => nexus.add_wire(wire),
                 Err(error) => {
@@ -389,7 +390,7 @@ impl Driver {
         let mut failed: Option<(StreamId, StreamFailure)> = None;
         while let Some(event) = self.runtime.next_event() {
             let now = Instant::now();
-            let State::Active(nexus) = &mut self.state else { continue };
+            let SessionState::Active(nexus) = &mut self.state else { continue };
             match event {
                 Event::Received { stream, bytes } => {
                     nexus.handle_input(now, stream, bytes);
@@ -424,7 +425,7 @@ impl Driver {
     }
 
     fn stream_failed(&mut self, now: Instant, stream: StreamId, failure: &StreamFailure) {
-        let State::Active(nexus) = &mut self.state else { return };
+        let SessionState::Active(nexus) = &mut self.state else { return };
         let Some(at) = nexus.wire_of(stream) else { return };
         // Another address of the same host may answer.
         let wire = nexus.wire(at);
@@ -441,12 +442,12 @@ impl Driver {
     }
 
     fn process(&mut self, now: Instant) {
-        if let State::Active(nexus) = &mut self.state
+        if let SessionState::Active(nexus) = &mut self.state
             && let Some(notice) = nexus.process(now, &self.options, &self.identity, self.engine.as_mut())
         {
             self.act(now, notice);
         }
-        if let State::Active(nexus) = &mut self.state {
+        if let SessionState::Active(nexus) = &mut self.state {
             for stream in nexus.take_ended() {
                 self.runtime.close(stream);
             }
@@ -480,7 +481,7 @@ impl Driver {
     }
 
     fn transmit(&mut self, now: Instant) {
-        let State::Active(nexus) = &mut self.state else { return };
+        let SessionState::Active(nexus) = &mut self.state else { return };
         for at in 0..nexus.wires().len() {
             while nexus.wires()[at].is_connected && !nexus.wires()[at].is_blocked {
                 let mut buffers = nexus.transmit(at, self.engine.as_mut());
@@ -503,11 +504,11 @@ impl Driver {
     /// The connection (or a try) has ended.
     fn lose(&mut self, now: Instant, error: AttachError) {
         let mut pause = self.reconnection.pause();
-        if let State::Active(nexus) = &mut self.state {
+        if let SessionState::Active(nexus) = &mut self.state {
             pause = pause.max(nexus.reconnect_after());
             hang_up(&mut self.runtime, nexus);
         }
-        self.state = State::Idle { retry_at: now + pause };
+        self.state = SessionState::Idle { retry_at: now + pause };
         self.claiming = None;
         if let Some(engine) = &mut self.engine {
             engine.disconnected();
@@ -518,7 +519,7 @@ impl Driver {
         };
         if self.reconnection.follows(moved) {
             lock(&self.status).is_connected = false;
-            self.state = State::Idle { retry_at: now };
+            self.state = SessionState::Idle { retry_at: now };
             return;
         }
         let mut status = lock(&self.status);
@@ -548,7 +549,7 @@ impl Driver {
     fn refused(&mut self, error: AttachError) {
         tracing::error!(%error, "the target refuses us now: every request fails");
         let error: DeviceError = device_error(DeviceErrorKind::Refused, None, error.to_string());
-        self.state = State::Refused;
+        self.state = SessionState::Refused;
         self.intake.refuse(Some(error.clone()));
         self.take_requests();
         if let Some(engine) = &mut self.engine {

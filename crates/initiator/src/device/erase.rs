@@ -37,7 +37,7 @@ impl RemoteDevice {
     }
 
     /// After the key server has begun epoch `began` and destroyed the keys of all before it: the target gives the space of everything
-    /// back, if it can, and the volume is formatted. **All data is gone**, also what anybody wrote under the new epoch meanwhile. Durable
+    /// back, if it can, and the volume is formatted. **All data is gone**, also what others wrote under the new epoch meanwhile. Durable
     /// when it returns.
     ///
     /// # Errors

@@ -72,7 +72,7 @@ impl RemoteDevice {
         std::thread::Builder::new().name("strongroom-growth".into()).spawn(move || {
             while let Some(device) = device.upgrade().filter(|device| !device.intake.is_ending()) {
                 follower.look(&device);
-                // Whoever ends the device need not wait for this.
+                // The end of the device need not wait for this.
                 drop(device);
                 std::thread::sleep(LOOK_EVERY);
             }

@@ -19,7 +19,7 @@ use crate::{Limits, Pipeline};
 
 /// Shared by the device's handle and the engine's thread.
 pub(super) struct Intake {
-    state: Mutex<State>,
+    state: Mutex<IntakeQueue>,
     room: Condvar,
     pub(super) completions: CompletionQueue,
     /// Reads for which older versions of blocks are looked for, if that is done.
@@ -28,7 +28,7 @@ pub(super) struct Intake {
     ahead: OnceLock<Mutex<ReadAhead>>,
     waker: Waker,
     limits: Limits,
-    /// Up to how many bytes of a write whoever submits it seals them; what is larger, the pipeline does.
+    /// A write of up to this many bytes is sealed by its submitter, a larger one by the pipeline.
     seal_here_bytes_max: AtomicUsize,
     /// What the device has grown to since it was attached, in blocks; 0: it has not.
     grown_blocks: AtomicU64,
@@ -37,7 +37,7 @@ pub(super) struct Intake {
 }
 
 #[derive(Default)]
-struct State {
+struct IntakeQueue {
     queue: Vec<NewRequest>,
     requests: usize,
     bytes: usize,
@@ -50,7 +50,7 @@ struct State {
     keys_changed: bool,
 }
 
-impl State {
+impl IntakeQueue {
     /// As [`Intake::settle`]; whether there is something new for the engine.
     fn settle(&mut self, settled: Settled, completions: &mut Vec<Completion>) -> bool {
         completions.extend(settled.served.into_iter().map(done));
@@ -91,7 +91,7 @@ impl Intake {
             Pipeline::Fixed { .. } => 0,
         };
         Intake {
-            state: Mutex::new(State { bytes_max: limits.request_bytes_max, ..State::default() }),
+            state: Mutex::new(IntakeQueue { bytes_max: limits.request_bytes_max, ..IntakeQueue::default() }),
             room: Condvar::new(),
             completions: CompletionQueue::default(),
             failed_reads: OnceLock::new(),
@@ -146,7 +146,7 @@ impl Intake {
         lock(&self.state).bytes_max
     }
 
-    /// Whether whoever submits a write of so many bytes seals it.
+    /// Whether the submitter of a write of this size seals it.
     pub(super) fn is_sealed_here(&self, bytes: usize) -> bool {
         bytes <= self.seal_here_bytes_max.load(Ordering::Relaxed)
     }
@@ -237,7 +237,7 @@ impl Intake {
         }
     }
 
-    /// Whatever was fetched ahead is forgotten.
+    /// What was fetched ahead is dropped.
     pub(super) fn forget_ahead(&self) {
         if let Some(ahead) = self.ahead.get() {
             let settled = lock(ahead).clear();
@@ -316,7 +316,7 @@ impl Intake {
                         Ok(Answer::Read(data)) => Some(data),
                         _ => None,
                     };
-                    let ahead = self.ahead.get().expect("whoever fetches has it");
+                    let ahead = self.ahead.get().expect("a fetch was started by it");
                     let settled = lock(ahead).arrived(id, data);
                     is_woken |= state.settle(settled, &mut completions);
                 }

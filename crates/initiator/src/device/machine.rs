@@ -19,7 +19,8 @@ use crate::pipeline::operation::{Discard, Flush, Hole, Operation, Read, Write, W
 use crate::pipeline::request::{FinishedRequest, NewRequest, Reply};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::unit::UnitDescription;
-use crate::session::nexus::{Identity, Nexus, Notice};
+use crate::session::login::Identity;
+use crate::session::nexus::{Nexus, Notice};
 use crate::session::wire::Wire;
 use crate::session::writer_lease::{LeaseOutcome, WriterLease};
 use crate::{AttachError, AttachOptions, KeyRequest};

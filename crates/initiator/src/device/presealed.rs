@@ -44,7 +44,7 @@ impl RemoteDevice {
     pub fn submit_sealed(&self, token: Token, write: SealedWrite) {
         let SealedWrite { unit, lba, data, records } = write;
         if !Arc::ptr_eq(&unit, &self.unit) {
-            let message = "the blocks were sealed for another attachment; submit them there, or seal them anew";
+            let message = "the blocks were sealed for another attachment; submit them there, or seal them again";
             return self.intake.fail(token, None, device_error(DeviceErrorKind::Refused, Some(lba), message));
         }
         let cost_bytes = data.len();

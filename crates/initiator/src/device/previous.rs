@@ -1,5 +1,5 @@
 //! The policy `previous`: a read whose newest version does not open goes on with older ones, as the lazy-crypto paper's clients do
-//! (§3.2.2). Opt-in at both ends, because whoever can damage blocks then chooses which of the kept versions is read.
+//! (§3.2.2). Opt-in at both ends, because an attacker who can damage blocks then chooses which of the kept versions is read.
 //!
 //! A thread of its own, asleep until a read has failed: it reads every block of that request again, each by itself, from its
 //! newest version down. What it takes from an older one is logged, counted and remembered. An absence is never taken for the

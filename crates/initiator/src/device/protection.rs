@@ -1,4 +1,4 @@
-//! Whether a unit is protected as the caller counts on, whatever the target claims: a key was given to be used, by us. Checked in every
+//! Whether a unit is protected as the caller counts on, no matter what the target claims: a key was given to be used, by us. Checked in every
 //! session, before anything is sealed or sent.
 
 use strongroom_block::{Custody, Mode};
@@ -85,7 +85,7 @@ fn check_custody(options: &AttachOptions, sealed: &SealedUnit) -> Result<(), Att
 }
 
 fn check_mode(options: &AttachOptions, sealed: &SealedUnit) -> Result<(), AttachError> {
-    // Reading reveals nothing, whatever the mode.
+    // Reading reveals nothing in any mode.
     if options.read_only || sealed.mode == options.mode {
         return Ok(());
     }

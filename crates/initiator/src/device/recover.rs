@@ -1,6 +1,6 @@
 //! The explicit way back from a block that does not open: an older version, if one is kept and opens.
 //!
-//! Never done by a read: whoever can flip one bit in every block on the wire would otherwise turn acknowledged writes into
+//! Never done by a read: an attacker who can flip one bit in every block on the wire could otherwise turn acknowledged writes into
 //! silent old data. A person asks for it, block by block, and is told what was done. A missing key is not a reason to go
 //! back, and ends the search (`versions`).
 
@@ -18,7 +18,7 @@ pub enum Recovered {
         /// The newest version.
         sequence: StoreSequence,
     },
-    /// An older version opened and was written back as the newest, sealed anew and durable.
+    /// An older version opened and was written back as the newest, resealed and durable.
     WroteBack {
         /// The version that opened.
         sequence: StoreSequence,

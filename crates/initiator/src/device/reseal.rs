@@ -32,7 +32,7 @@ pub struct ResealProgress {
     pub next: Lba,
     /// Blocks of the volume.
     pub blocks: u64,
-    /// Blocks that were sealed anew in this run.
+    /// Blocks that were resealed in this run.
     pub resealed: u64,
     /// Blocks whose absence was.
     pub absent_resealed: u64,
@@ -40,14 +40,14 @@ pub struct ResealProgress {
     pub bad: u64,
     /// Blocks that others kept writing under the old epoch: the pass has to be made again.
     pub missed: u64,
-    /// Bytes read and written in this run, for whoever limits their rate.
+    /// Bytes read and written in this run, for a caller that limits the rate.
     pub moved_bytes: u64,
 }
 
 /// What a pass came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResealReport {
-    /// Everything older than this epoch was sealed anew.
+    /// Everything older than this epoch was resealed.
     pub epoch: u32,
     /// Where it ended; [`ResealProgress::next`] is the volume's end if it was not stopped.
     pub progress: ResealProgress,
@@ -81,7 +81,7 @@ enum Stepped {
 }
 
 impl RemoteDevice {
-    /// Seals anew, from `from` on, what is under epochs older than the one that is current when it begins. `progress` is told after
+    /// Reseals, from `from` on, what is under epochs older than the one that is current when it begins. `progress` is told after
     /// every step, may take its time, and can stop it; begun again it finds nothing to do where it was.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl RemoteDevice {
     }
 
     /// Has the volume, which was made as the successor of another one and holds all that it holds, take its place: name and access. The
-    /// target begins with it when this returns; the sessions of both end, and whoever attaches the other one's name afterwards gets this
+    /// target begins with it when this returns; the sessions of both end, and who attaches the other one's name afterwards gets this
     /// volume. Make everything durable first.
     ///
     /// # Errors
@@ -243,7 +243,7 @@ impl Pass<'_> {
         Ok(Stepped::To(at))
     }
 
-    /// Seals anew what is old of it; whether all of it was still the same.
+    /// Reseals what is old of it; whether all of it was still the same.
     fn reseal_found(&mut self, first: Lba, survey: &SurveyResult) -> Result<bool, DeviceError> {
         let sealing = self.device.sealing.as_ref().expect("its keys are lent");
         let block_bytes = sealing.block_bytes();

@@ -317,7 +317,7 @@ impl Drop for FuseMount {
     }
 }
 
-/// What serving came to. Whoever reads /dev/fuse is told ENODEV once the connection is gone, which fuser takes for the end
+/// What serving came to. A reader of /dev/fuse gets ENODEV once the connection is gone, which fuser takes for the end
 /// that it is, but ECONNABORTED if it goes while a request is being handed over: the RELEASE of a file closed just before.
 fn unless_unmounted(served: io::Result<()>) -> io::Result<()> {
     served.or_else(|error| if error.kind() == io::ErrorKind::ConnectionAborted { Ok(()) } else { Err(error) })

@@ -152,7 +152,7 @@ pub struct LoopDevice {
 impl LoopDevice {
     /// Puts a free loop device on `backing`, opened by the caller, with sectors of `block_bytes` if the kernel and the
     /// file system on it take them, else the largest smaller ones that they take. (A small ext4 has blocks of 1 KiB,
-    /// whatever `mkfs` was told of sectors when it wrote to the file.)
+    /// no matter what `mkfs` was told of sectors when it wrote to the file.)
     ///
     /// # Errors
     /// [`LoopError`] if there is no loop device or the kernel refuses the file.

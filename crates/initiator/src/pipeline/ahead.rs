@@ -2,7 +2,7 @@
 //!
 //! A read that goes on where one ended makes a stream; from the second on blocks are fetched ahead of it, twice as many with each read
 //! until they are what the caller says that a way holds ([`ReadAhead::set_bytes_max`], a multiple of bandwidth times delay). Reads at
-//! random find no stream and fetch nothing. What was fetched is given once. A write makes whatever it overlaps be forgotten when it is
+//! random find no stream and fetch nothing. What was fetched is given once. What a write overlaps is dropped when it is
 //! submitted and again when it has ended, and what is being fetched meanwhile worthless: a read that comes after a write's end never
 //! sees what was before it.
 //!
@@ -41,7 +41,7 @@ pub(crate) struct Fetch {
     pub(crate) count: u64,
 }
 
-/// A read of whoever uses the device.
+/// A read of the device's user.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) token: Token,

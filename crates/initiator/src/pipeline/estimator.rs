@@ -7,10 +7,10 @@
 //! without the command's own transfer. The window is what [`ideal_depth`] makes of both. It grows by two thirds each round while the
 //! rate grows with it; then it probes upwards every few rounds and, to see the base round trip again, drains the queue that this made.
 //! Where round trips stay far above the base the link has become slower, or the way longer: the queue is drained, and whichever it
-//! was is measured anew: but only if TCP's own round trips, where the kernel tells, have become longer too. If they have not, a packet was
+//! was is measured again: but only if TCP's own round trips, where the kernel tells, have become longer too. If they have not, a packet was
 //! lost, and the answers behind it wait for it. What they are the answers to has left the link meanwhile, and where TCP has sent something
 //! again lately as much may follow, or each loss would leave the link idle for a round trip. Nor does a round tell of the link in which TCP
-//! itself paused (BBR looks at the way with an empty pipe every ten seconds), or in which whoever writes had less to write than the window.
+//! itself paused (BBR looks at the way with an empty pipe every ten seconds), or in which the writer had less to write than the window.
 //!
 //! On a way of less than a millisecond nothing is limited: what queues there queues in the target. No clock inside: time is an
 //! argument. Absent: who may send (`window`).
@@ -103,7 +103,7 @@ pub(super) struct Estimator {
     delivery: Delivery,
     phase: Phase,
     window_bytes: u64,
-    /// What fills the link, as far as it is known: with so much under way a round tells of the link, whoever ended it.
+    /// What fills the link, as far as it is known: with so much under way a round tells of the link, however it ended.
     full_bytes: u64,
     rates: Recent<RATE_ROUNDS>,
     trips: Recent<TRIP_ROUNDS>,
@@ -159,7 +159,7 @@ enum Phase {
     Draining {
         is_drained: bool,
         /// What is seen then replaces what was known.
-        anew: bool,
+        restarts: bool,
     },
     Steady {
         step: usize,
@@ -408,12 +408,12 @@ impl Estimator {
         }
     }
 
-    /// Whatever is under way will not be answered.
+    /// What is in flight will not be answered.
     pub(super) fn disconnected(&mut self) {
         self.round = Round::begin(self.delivery.bytes);
         (self.delivery.at, self.delivery.first_sent) = (None, None);
         self.under_way = UnderWay::default();
-        // TCP begins anew, and so does this; the way is likely the same.
+        // TCP starts over, and so does this; the path is likely the same.
         self.phase = Phase::Growing { best_rate: 0.0, flat_rounds: 0 };
     }
 
@@ -438,19 +438,19 @@ impl Estimator {
     fn turn(&mut self, round: &Round, base: Option<f64>) {
         match self.phase {
             Phase::Growing { best_rate, flat_rounds } => self.grow(round, best_rate, flat_rounds),
-            Phase::Draining { anew: false, .. } => self.steady(0),
-            Phase::Draining { anew: true, .. } => {
+            Phase::Draining { restarts: false, .. } => self.steady(0),
+            Phase::Draining { restarts: true, .. } => {
                 self.rates.only(round.rate);
                 self.trips.only(round.trip);
                 self.grow_from(round.rate);
             }
             Phase::Steady { step, rate_before, late_rounds } => {
                 let lateness = base.map_or(0.0, |base| (round.trip - JITTER_S) / base);
-                // A packet that was lost costs a round trip or two; four are not its doing, whatever TCP sees.
+                // A packet that was lost costs a round trip or two; four have another cause, even if TCP sees a loss.
                 let is_lost = self.path_is_late() == Some(false);
                 let late_rounds = if lateness > LATE && !is_lost { late_rounds + 1 } else { 0 };
                 if late_rounds > 1 || lateness > LATE_AT_ONCE {
-                    tracing::debug!(lateness, rate = round.rate, "the link has changed: it is measured anew");
+                    tracing::debug!(lateness, rate = round.rate, "the link has changed: it is measured again");
                     self.rates.only(round.rate);
                     return self.drain(true);
                 }
@@ -484,8 +484,8 @@ impl Estimator {
         self.window_bytes = self.filling(GROWING);
     }
 
-    fn drain(&mut self, anew: bool) {
-        self.phase = Phase::Draining { is_drained: false, anew };
+    fn drain(&mut self, restarts: bool) {
+        self.phase = Phase::Draining { is_drained: false, restarts };
         self.window_bytes = self.filling(STEPS[2]);
     }
 
@@ -512,7 +512,7 @@ impl Round {
     }
 }
 
-/// A command of `block_bytes` on a way of `way_s` seconds, there and back with whatever it waits for.
+/// A command of `block_bytes` on a way of `way_s` seconds, there and back, waiting included.
 fn conditions(way_s: f64, link_bytes_per_second: f64, block_bytes: u64) -> Conditions {
     Conditions {
         rtt: Duration::from_secs_f64(way_s),

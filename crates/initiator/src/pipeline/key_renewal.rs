@@ -106,7 +106,7 @@ impl Questions {
 }
 
 /// What a sealer is made of, besides keys.
-pub(crate) struct Lent {
+pub(crate) struct KeyOrigin {
     pub(crate) source: Arc<dyn KeySource>,
     pub(crate) request: KeyRequest,
     pub(crate) context: SealContext,
@@ -116,13 +116,13 @@ pub(crate) struct Lent {
 impl KeyRenewer {
     /// Follows the source that has just given `keys`, asked for at `asked`, for as long as there is `current`.
     pub(crate) fn start(
-        lent: Lent,
+        lent: KeyOrigin,
         keys: &VolumeKeys,
         asked: BootTime,
         current: &Arc<CurrentKeys>,
         notify: Box<dyn Fn() + Send + Sync>,
     ) -> std::io::Result<KeyRenewer> {
-        let Lent { source, request, context, counters } = lent;
+        let KeyOrigin { source, request, context, counters } = lent;
         let state = Renewal {
             revision: keys.revision,
             epoch: keys.current_epoch,
@@ -312,7 +312,7 @@ impl RenewalThread {
         let mut state = lock(&self.state);
         let is_late = |keys: &VolumeKeys| keys.revision < state.revision && asked < state.arrived;
         if state.ended || asked < state.asked || keys.as_ref().is_some_and(is_late) {
-            // Whoever answered this did not know yet what another answer has told since.
+            // The source did not know yet what a later answer has told since.
             return Ok(());
         }
         if let Some(keys) = keys {
@@ -380,7 +380,7 @@ impl RenewalThread {
 
 #[cfg(test)]
 mod tests {
-    //! Proves that whoever asks for keys whose lease has ended, and the thread that renews it, never wait for each other; which answers
+    //! Proves that a thread that asks for keys whose lease has ended and the thread that renews it never wait for each other; which answers
     //! are too late to count; and that a storage host cannot make us ask without end.
     use std::sync::mpsc::sync_channel;
 
@@ -430,7 +430,7 @@ mod tests {
             let sealing = Arc::new(Sealing::new(VolumeSealer::blind(&keys.keys, context, counters.clone()).unwrap()));
             let asked = BootTime::now();
             sealing.lend(&keys, asked);
-            let lent = Lent { source: Arc::new(Silent), request, context, counters };
+            let lent = KeyOrigin { source: Arc::new(Silent), request, context, counters };
             let renewer = KeyRenewer::start(lent, &keys, asked, sealing.keys(), Box::new(|| ())).unwrap();
             assert!(sealing.key_renewer.set(renewer).is_ok());
             Attachment { sealing, keys }
@@ -540,7 +540,7 @@ mod tests {
         let sealing = Arc::new(Sealing::new(sealer));
         let asked = BootTime::now();
         sealing.lend(&keys, asked);
-        let lent = Lent { source: Arc::new(Hasty), request, context, counters };
+        let lent = KeyOrigin { source: Arc::new(Hasty), request, context, counters };
         let renewer = KeyRenewer::start(lent, &keys, asked, sealing.keys(), Box::new(|| ())).unwrap();
         assert!(sealing.key_renewer.set(renewer).is_ok());
         let (done, is_done) = sync_channel(1);

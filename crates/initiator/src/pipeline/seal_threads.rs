@@ -27,18 +27,18 @@ pub(crate) type Sealed = (SealId, Result<SealedBlocks, DeviceError>);
 
 /// The threads.
 pub(crate) struct Sealers {
-    shared: Arc<Shared>,
+    shared: Arc<SealWorkers>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct SealWorkers {
+    state: Mutex<SealQueue>,
     work: Condvar,
     waker: Waker,
 }
 
 #[derive(Default)]
-struct State {
+struct SealQueue {
     jobs: VecDeque<(SealJob, Arc<Sealing>)>,
     done: Vec<Sealed>,
     idle: usize,
@@ -48,7 +48,7 @@ struct State {
 impl Sealers {
     /// No thread yet. `waker` is woken when something was sealed.
     pub(crate) fn new(waker: Waker) -> Sealers {
-        let shared = Shared { state: Mutex::default(), work: Condvar::new(), waker };
+        let shared = SealWorkers { state: Mutex::default(), work: Condvar::new(), waker };
         Sealers { shared: Arc::new(shared), threads: Vec::new() }
     }
 
@@ -91,7 +91,7 @@ impl Drop for Sealers {
     }
 }
 
-impl Shared {
+impl SealWorkers {
     fn run(&self) {
         let mut state = lock(&self.state);
         loop {
@@ -115,7 +115,7 @@ impl Shared {
     }
 }
 
-/// Whatever happens, there is an outcome: the command waits for it, and its place with it.
+/// There is an outcome in any case: the command waits for it, and its share of the window with it.
 fn seal(job: &SealJob, sealing: &Sealing) -> Result<SealedBlocks, DeviceError> {
     // What is shared is behind locks, and whole at every step.
     let sealed = catch_unwind(AssertUnwindSafe(|| sealing.seal(job.lba, &job.plain)));

@@ -3,7 +3,7 @@
 //! A unit with a write cache (WCE) acknowledges before data is durable. When the target's process or machine restarts, what
 //! was not flushed may be gone, and no error tells the application, which rightly believes that its next `fsync` covers it.
 //! So "survives a target restart" needs a copy here. Sealed writes are kept as they were sent, with their operation id and the
-//! store sequence that the target answered: it stores a replayed block only where nothing newer is, whatever other initiators
+//! store sequence that the target answered: it stores a replayed block only where nothing newer is, even if other initiators
 //! wrote or replay meanwhile, and not at all if it still has the write.
 //!
 //! What is replayed, and when:

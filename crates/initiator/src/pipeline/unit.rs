@@ -34,7 +34,7 @@ pub struct UnitDescription {
     pub unmap_blocks_max: Option<u32>,
     /// Snapshots and clones that share its blocks, as far as the target says.
     pub other_views: u16,
-    /// Changes whenever the store was opened anew; `None` where the target does not say.
+    /// Changes when acknowledged data may have been lost; `None` where the target does not say.
     pub incarnation: Option<u64>,
     /// The target keeps a second writer out, if it is asked to.
     pub has_leases: bool,
@@ -51,7 +51,7 @@ pub struct SealedUnit {
     pub record_bytes: usize,
     /// Initiators may choose to read older versions of blocks that do not open.
     pub allows_previous: bool,
-    /// An absence can be sealed anew beside other writers.
+    /// A hole can be resealed while others write.
     pub conditional_holes: bool,
     /// It can be erased by saying that its keys are destroyed.
     pub heeds_keys_destroyed: bool,
@@ -74,7 +74,7 @@ impl UnitDescription {
         Lun::single_level(self.lun)
     }
 
-    /// Whether absences can be sealed anew there without sealing them over what others write meanwhile.
+    /// Whether holes can be resealed there without overwriting what others write meanwhile.
     pub(crate) fn check_reseal(&self) -> Result<(), DeviceError> {
         if self.sealed.is_some_and(|sealed| sealed.conditional_holes) {
             return Ok(());
@@ -84,7 +84,7 @@ impl UnitDescription {
     }
 
     /// Whether `other`, met after a reconnect, is still the unit that was attached: anything else must not be written to. It may have
-    /// grown, which takes nothing from anybody.
+    /// grown, which takes nothing away.
     pub(crate) fn is_same_unit(&self, other: &UnitDescription) -> bool {
         let identity = |unit: &UnitDescription| {
             unit.sealed.map(|sealed| {

@@ -2,7 +2,7 @@
 //!
 //! Two overlapping writes in flight at once could reach the medium in either order, and a replay could not tell which was
 //! the later one; a read-modify-write would lose an update of its own side. So a request that writes holds its range, and
-//! whoever overlaps waits, in the order of submission. Readers hold nothing: a read beside a write in flight may see either.
+//! a request that overlaps waits, in the order of submission. Readers hold nothing: a read beside a write in flight may see either.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -12,17 +12,15 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, Custody};
 use strongroom_handshake::PublicKey;
-use strongroom_iscsi::initiator::{
-    Completed, Config, ConnectionId, DataIn, Event, Session, SessionKind, SubmitError, TaskId,
-};
-use strongroom_iscsi::{Agreed, CloseReason, DigestOffer, LoginStatus};
+use strongroom_iscsi::initiator::{Completed, ConnectionId, DataIn, Event, Session, SubmitError, TaskId};
+use strongroom_iscsi::{Agreed, CloseReason};
 use strongroom_net::{LinkEnd, LinkEvent, StreamId};
 
 use crate::chap::ChapAccount;
-use crate::error::refusal;
 use crate::pipeline::engine::{CommandId, Engine};
 use crate::pipeline::unit::UnitDescription;
 use crate::session::further::FurtherConnections;
+use crate::session::login::{Identity, login_config, login_error};
 use crate::session::probe::{Probe, ProbeStep};
 use crate::session::wire::Wire;
 use crate::session::writer_lease::{LeaseOutcome, LeaseTalk};
@@ -30,9 +28,6 @@ use crate::{AttachError, AttachOptions};
 
 /// From how many bytes on what was made is handed to the socket before more is made.
 const TRANSMIT_BYTES: usize = 256 << 10;
-
-/// A session without a connection is kept so long by a target that agrees, in seconds.
-const RETAIN_S: u16 = 60;
 
 /// What the driver must know.
 #[derive(Debug)]
@@ -82,7 +77,7 @@ pub(crate) struct Nexus {
     /// Sockets of wires that are gone.
     ended: Vec<StreamId>,
     further: FurtherConnections,
-    /// Who holds the unit's keys, if it is sealed: see [`Nexus::protect`].
+    /// Who holds the unit's keys, if it is sealed: see [`Wire::protect`].
     custody: Option<Custody>,
     was_suspended: bool,
     /// Who the target has proven to be on the first wire.
@@ -98,13 +93,6 @@ pub(crate) struct Nexus {
     is_open: bool,
     is_logging_out: bool,
     login_failure: Option<AttachError>,
-}
-
-/// What a session and its probe are made from.
-#[derive(Debug)]
-pub(crate) struct Identity {
-    pub(crate) isid: [u8; 6],
-    pub(crate) target_name: String,
 }
 
 impl Nexus {
@@ -181,7 +169,7 @@ impl Nexus {
 
     /// A further wire is being called.
     pub(crate) fn add_wire(&mut self, mut wire: Wire) {
-        Nexus::protect(&mut wire, self.custody);
+        wire.protect(self.custody);
         self.wires.push(wire);
     }
 
@@ -229,18 +217,9 @@ impl Nexus {
         None
     }
 
-    /// Parameters of a sealed unit are encrypted under every scheme, and headers that carry block keys are wiped.
-    fn protect(wire: &mut Wire, custody: Option<Custody>) {
-        let Some(custody) = custody else { return };
-        wire.link.conceal_parameters();
-        if !custody.is_blind() {
-            wire.link.wipe_headers();
-        }
-    }
-
     fn set_custody(&mut self, custody: Option<Custody>) {
         self.custody = custody;
-        self.wires.iter_mut().for_each(|wire| Nexus::protect(wire, custody));
+        self.wires.iter_mut().for_each(|wire| wire.protect(custody));
     }
 
     /// Commands of the engine may flow from now on.
@@ -394,18 +373,7 @@ impl Nexus {
         wire.id = Some(ConnectionId::LEADING);
         self.target_key = wire.link.peer();
         let in_channel = wire.link.in_channel();
-        let kind = SessionKind::Normal { target_name: identity.target_name.clone() };
-        let mut config = Config::new(options.initiator_name.clone(), identity.isid, kind);
-        config.in_channel = in_channel;
-        config.offer.connections_max = options.connections.max(1);
-        config.offer.time2retain_s = RETAIN_S;
-        config.login_timeout = options.timeouts.connect;
-        // The functions of level 2 are not used here, and some targets know no such key.
-        config.offer.protocol_level = 1;
-        config.offer.error_recovery_level = recovery_level(options);
-        config.offer.header_digest = options.digests;
-        config.offer.data_digest = options.digests;
-        config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
+        let config = login_config(options, identity, in_channel)?;
         self.session = Some(Session::new(now, config));
         Ok(())
     }
@@ -594,23 +562,4 @@ impl Nexus {
     pub(crate) fn is_logging_out(&self) -> bool {
         self.is_logging_out
     }
-}
-
-/// What to propose. Keeping what was sent costs, so it is only asked for where it serves: level 1 mends what digests find
-/// damaged, level 2 keeps a session of several connections when one is lost.
-fn recovery_level(options: &AttachOptions) -> u8 {
-    options.recovery_level.unwrap_or(match options.digests {
-        _ if options.connections > 1 => 2,
-        DigestOffer::Prefer | DigestOffer::Require => 1,
-        DigestOffer::Allow | DigestOffer::Never => 0,
-    })
-}
-
-fn login_error(status: LoginStatus, redirect: Option<String>, reason: Option<&str>) -> AttachError {
-    if let Some(address) = redirect {
-        return AttachError::Moved { address, is_permanent: status == LoginStatus::TARGET_MOVED_PERMANENTLY };
-    }
-    let message = refusal(status, reason);
-    // RFC 7143 §11.13.5: class 3 is the target's own trouble, which may pass.
-    if status.class() == 3 { AttachError::Unreachable(message) } else { AttachError::LoginRefused(message) }
 }

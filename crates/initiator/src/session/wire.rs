@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use strongroom_block::Buffer;
+use strongroom_block::{Buffer, Custody};
 use strongroom_channel::ChannelLimits;
 use strongroom_iscsi::initiator::ConnectionId;
 use strongroom_net::{Link, LinkOptions, StreamId};
@@ -49,6 +49,15 @@ impl Wire {
             link: link(now, options)?,
             out: Vec::new(),
         })
+    }
+
+    /// Parameters of a sealed unit are encrypted under every scheme, and headers that carry block keys are wiped.
+    pub(super) fn protect(&mut self, custody: Option<Custody>) {
+        let Some(custody) = custody else { return };
+        self.link.conceal_parameters();
+        if !custody.is_blind() {
+            self.link.wipe_headers();
+        }
     }
 }
 

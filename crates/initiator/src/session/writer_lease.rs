@@ -155,7 +155,7 @@ impl LeaseTalk {
 
 /// How the attachment stands with its lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum State {
+enum ClaimState {
     /// Not asked for yet.
     Unclaimed,
     /// The target has none, or we do not write.
@@ -171,7 +171,7 @@ enum State {
 pub(crate) struct WriterLease {
     claim: Claim,
     volume: String,
-    state: State,
+    state: ClaimState,
 }
 
 impl WriterLease {
@@ -190,32 +190,32 @@ impl WriterLease {
             description: lease.description.clone(),
         };
         let is_asked = lease.is_claimed || is_reader;
-        let state = if is_asked { State::Unclaimed } else { State::Unneeded };
+        let state = if is_asked { ClaimState::Unclaimed } else { ClaimState::Unneeded };
         WriterLease { claim, volume: options.url.file_name().to_owned(), state }
     }
 
     /// What is to be said in a new session before anything is written, if there is anything to say.
     pub(crate) fn begin(&mut self, unit: &UnitDescription) -> Option<LeaseTalk> {
         match (&self.state, unit.has_leases) {
-            (State::Held, true) => Some(self.resume(unit)),
-            (State::Held, false) => {
+            (ClaimState::Held, true) => Some(self.resume(unit)),
+            (ClaimState::Held, false) => {
                 let what = "the target does not keep writer leases any more, so somebody else may have written: nothing more is written \
                             here; detach, and attach it again";
-                self.state = State::Lost(device_error(DeviceErrorKind::ReservationConflict, None, what));
+                self.state = ClaimState::Lost(device_error(DeviceErrorKind::ReservationConflict, None, what));
                 None
             }
             // A reader says so in each session.
-            (State::Unclaimed, true) | (State::Unneeded, true) if self.claims_in_each_session() => {
+            (ClaimState::Unclaimed, true) | (ClaimState::Unneeded, true) if self.claims_in_each_session() => {
                 Some(LeaseTalk::new(unit, &self.volume, Question::Claim(self.claim.clone())))
             }
-            (State::Unclaimed, false) => {
+            (ClaimState::Unclaimed, false) => {
                 if self.claim.mode != LeaseMode::Reader {
                     tracing::warn!(
                         volume = self.volume,
                         "this target keeps no second writer out of the volume: see to it that nobody else writes to it"
                     );
                 }
-                self.state = State::Unneeded;
+                self.state = ClaimState::Unneeded;
                 None
             }
             _ => None,
@@ -223,7 +223,7 @@ impl WriterLease {
     }
 
     fn claims_in_each_session(&self) -> bool {
-        self.state == State::Unclaimed || self.claim.mode == LeaseMode::Reader
+        self.state == ClaimState::Unclaimed || self.claim.mode == LeaseMode::Reader
     }
 
     /// Asks whether it still is ours.
@@ -234,10 +234,10 @@ impl WriterLease {
 
     /// What is to be said before we leave.
     pub(crate) fn release(&mut self, unit: &UnitDescription) -> Option<LeaseTalk> {
-        if self.state != State::Held {
+        if self.state != ClaimState::Held {
             return None;
         }
-        self.state = State::Released;
+        self.state = ClaimState::Released;
         Some(LeaseTalk::new(unit, &self.volume, Question::Release))
     }
 
@@ -247,13 +247,13 @@ impl WriterLease {
     /// The first one was refused.
     pub(crate) fn concluded(&mut self, outcome: LeaseOutcome) -> Result<(), AttachError> {
         match outcome {
-            LeaseOutcome::Held if self.claim.mode == LeaseMode::Reader => self.state = State::Unneeded,
-            LeaseOutcome::Held => self.state = State::Held,
-            LeaseOutcome::ReadOnly => self.state = State::Unneeded,
-            LeaseOutcome::Refused(conflict) if self.state == State::Unclaimed => {
+            LeaseOutcome::Held if self.claim.mode == LeaseMode::Reader => self.state = ClaimState::Unneeded,
+            LeaseOutcome::Held => self.state = ClaimState::Held,
+            LeaseOutcome::ReadOnly => self.state = ClaimState::Unneeded,
+            LeaseOutcome::Refused(conflict) if self.state == ClaimState::Unclaimed => {
                 return Err(AttachError::InUse(Box::new(conflict)));
             }
-            LeaseOutcome::Refused(conflict) => self.state = State::Lost(self.lost_to(&conflict)),
+            LeaseOutcome::Refused(conflict) => self.state = ClaimState::Lost(self.lost_to(&conflict)),
             LeaseOutcome::Reported(_) | LeaseOutcome::Released => {}
         }
         Ok(())
@@ -280,13 +280,13 @@ impl WriterLease {
 
     /// It is ours.
     pub(crate) fn is_held(&self) -> bool {
-        self.state == State::Held
+        self.state == ClaimState::Held
     }
 
     /// Why nothing more may be written.
     pub(crate) fn lost(&self) -> Option<&DeviceError> {
         match &self.state {
-            State::Lost(error) => Some(error),
+            ClaimState::Lost(error) => Some(error),
             _ => None,
         }
     }

@@ -7,19 +7,19 @@ use std::time::Instant;
 use strongroom_block::{CryptoCounters, Custody};
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 
-use super::{Attached, Driver, Purpose, State};
+use super::{Attached, Driver, Purpose, SessionState};
 use crate::completion::lock;
 use crate::device::protection;
 use crate::pipeline::boot_time::BootTime;
 use crate::pipeline::engine::{Engine, EngineOptions};
-use crate::pipeline::key_renewal::{KeyRenewer, Lent};
+use crate::pipeline::key_renewal::{KeyOrigin, KeyRenewer};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::stamps::fill_random;
 use crate::pipeline::unit::UnitDescription;
 use crate::{AttachError, KeyRequest, KeySourceError, VolumeKeys};
 
 /// What seals and opens; and whom to follow, if the keys are lent, what was lent, and when it was asked for.
-type Sealer = (VolumeSealer, Option<(Lent, VolumeKeys, BootTime)>);
+type Sealer = (VolumeSealer, Option<(KeyOrigin, VolumeKeys, BootTime)>);
 
 impl Driver {
     /// The unit has said what it is.
@@ -89,7 +89,7 @@ impl Driver {
             None => {}
         }
         engine.connected(unit.clone(), restarted);
-        if let State::Active(nexus) = &mut self.state {
+        if let SessionState::Active(nexus) = &mut self.state {
             nexus.open(Instant::now(), unit.custody());
         }
         self.reconnection.succeeded(self.options.timeouts.backoff_min);
@@ -114,7 +114,13 @@ impl Driver {
     }
 
     /// Follows the source of keys that are lent.
-    fn keep(&self, sealing: &Arc<Sealing>, lent: Lent, keys: &VolumeKeys, asked: BootTime) -> Result<(), AttachError> {
+    fn keep(
+        &self,
+        sealing: &Arc<Sealing>,
+        lent: KeyOrigin,
+        keys: &VolumeKeys,
+        asked: BootTime,
+    ) -> Result<(), AttachError> {
         sealing.lend(keys, asked);
         let intake = Arc::downgrade(&self.intake);
         let notify = move || {
@@ -161,8 +167,10 @@ impl Driver {
         let context = SealContext { domain, epoch: keys.current_epoch, ..context };
         let sealer = VolumeSealer::blind(&keys.keys, context, counters.clone())
             .map_err(|error| AttachError::Key(KeySourceError::Refused(error.to_string())))?;
-        let lent =
-            keys.lease.is_some().then(|| (Lent { source: source.clone(), request, context, counters }, keys, asked));
+        let lent = keys
+            .lease
+            .is_some()
+            .then(|| (KeyOrigin { source: source.clone(), request, context, counters }, keys, asked));
         Ok(Some((sealer, lent)))
     }
 }

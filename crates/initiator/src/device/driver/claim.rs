@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Attached, Driver, LOGOUT_TIMEOUT, State};
+use super::{Attached, Driver, LOGOUT_TIMEOUT, SessionState};
 use crate::AttachError;
 use crate::completion::lock;
 use crate::pipeline::unit::UnitDescription;
@@ -14,7 +14,7 @@ impl Driver {
     /// The unit is the one that it should be: commands flow when it is ours to write to, as far as we want to.
     pub(super) fn claim(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
         match (self.lease.begin(&unit), &mut self.state) {
-            (Some(talk), State::Active(nexus)) => {
+            (Some(talk), SessionState::Active(nexus)) => {
                 nexus.talk_of_lease(Instant::now(), talk, unit.custody());
                 self.claiming = Some((unit, restarted));
             }
@@ -24,7 +24,7 @@ impl Driver {
 
     /// Asks the target who writes, and passes the answer to the callers that wait for it.
     pub(super) fn ask_writers(&mut self, unit: Arc<UnitDescription>) {
-        if let (true, State::Active(nexus)) = (unit.has_leases, &mut self.state) {
+        if let (true, SessionState::Active(nexus)) = (unit.has_leases, &mut self.state) {
             nexus.talk_of_lease(Instant::now(), LeaseTalk::report(&unit), unit.custody());
             self.claiming = Some((unit, false));
             return;
@@ -64,7 +64,7 @@ impl Driver {
 
     /// Gives the lease back, and then logs out.
     pub(super) fn say_goodbye(&mut self, now: Instant) {
-        let State::Active(nexus) = &mut self.state else { return };
+        let SessionState::Active(nexus) = &mut self.state else { return };
         match self.unit.as_ref().and_then(|unit| Some((self.lease.release(unit)?, unit.custody()))) {
             // Or others would have to wait until it ends by itself.
             Some((talk, custody)) => nexus.talk_of_lease(now, talk, custody),
@@ -80,7 +80,7 @@ impl Driver {
         if !self.engine.as_ref().is_some_and(|engine| engine.lease.is_doubted()) || !self.lease.is_held() {
             return;
         }
-        if let (State::Active(nexus), Some(unit)) = (&mut self.state, &self.unit)
+        if let (SessionState::Active(nexus), Some(unit)) = (&mut self.state, &self.unit)
             && !nexus.talks_of_lease()
             && !nexus.is_logging_out()
         {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Driver, State};
+use super::{Driver, SessionState};
 use crate::AttachError;
 
 impl Driver {
@@ -24,7 +24,7 @@ impl Driver {
         if !is_gone || !self.engine.as_ref().is_some_and(|engine| engine.table.has_unanswered_writes()) {
             return;
         }
-        if let State::Active(nexus) = &mut self.state {
+        if let SessionState::Active(nexus) = &mut self.state {
             nexus.wires().iter().for_each(|wire| self.runtime.abort(wire.stream));
         }
         self.lose(now, AttachError::Unreachable("the keys are gone, and writes were not answered".into()));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_net::{PathInfo, Waker};
 
-use super::{Driver, State};
+use super::{Driver, SessionState};
 use crate::Pipeline;
 use crate::completion::lock;
 use crate::pipeline::engine::Engine;
@@ -36,7 +36,7 @@ impl Driver {
         if self.pace.looked_at.is_some_and(|at| now < at + INTERVAL) {
             return;
         }
-        let (Some(engine), State::Active(nexus)) = (&mut self.engine, &self.state) else { return };
+        let (Some(engine), SessionState::Active(nexus)) = (&mut self.engine, &self.state) else { return };
         self.pace.looked_at = Some(now);
         let wires = nexus.wires().iter().filter(|wire| wire.is_in_session);
         let paths: Vec<_> = wires.filter_map(|wire| self.runtime.path(wire.stream)).collect();

@@ -25,11 +25,11 @@ pub(super) struct Replay {
     superseded: u64,
     /// Why the replay does not go on: keys are missing that will come again.
     pub(super) missing_keys: Option<DeviceError>,
-    /// Since when it has not gone on, whatever connections came and went since.
+    /// Since when it has not gone on; kept over reconnects.
     pub(super) without_keys_since: Option<Instant>,
     /// How long flushes wait with it; `None`: for ever.
     pub(super) patience: Option<Duration>,
-    /// The target was restarted and does not have all of the log yet, whatever connections came and went since.
+    /// The target was restarted and does not have all of the log yet; kept over reconnects.
     is_due: bool,
 }
 

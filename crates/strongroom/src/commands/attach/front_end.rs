@@ -64,7 +64,7 @@ impl FileFrontEnd {
 
     /// What to do when the device has grown: the file, and the loop device on it, grow with it. To be called from a thread of its own: the
     /// kernel asks the file for its size.
-    pub(super) fn growth_follower(&self) -> impl Fn() + Send + 'static {
+    pub(super) fn growth_follower(&self) -> impl Fn() + Send + use<> + 'static {
         let file = self.fuse.shown_size();
         let loop_path = self.file_system.as_ref().map(|file_system| file_system.device().path().to_owned());
         move || {

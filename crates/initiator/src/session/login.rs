@@ -1,0 +1,59 @@
+//! What is proposed in a login, and what the refusal of one means.
+
+use strongroom_iscsi::initiator::{Config, SessionKind};
+use strongroom_iscsi::{DigestOffer, LoginStatus};
+
+use crate::chap::ChapAccount;
+use crate::error::refusal;
+use crate::{AttachError, AttachOptions};
+
+/// A session without a connection is kept for this long by a target that agrees, in seconds.
+const RETAIN_S: u16 = 60;
+
+/// What a session and its probe are made from.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(crate) isid: [u8; 6],
+    pub(crate) target_name: String,
+}
+
+/// The login of the first connection.
+pub(super) fn login_config(
+    options: &AttachOptions,
+    identity: &Identity,
+    in_channel: bool,
+) -> Result<Config, AttachError> {
+    let kind = SessionKind::Normal { target_name: identity.target_name.clone() };
+    let mut config = Config::new(options.initiator_name.clone(), identity.isid, kind);
+    config.in_channel = in_channel;
+    config.offer.connections_max = options.connections.max(1);
+    config.offer.time2retain_s = RETAIN_S;
+    config.login_timeout = options.timeouts.connect;
+    // The functions of level 2 are not used here, and some targets know no such key.
+    config.offer.protocol_level = 1;
+    config.offer.error_recovery_level = recovery_level(options);
+    config.offer.header_digest = options.digests;
+    config.offer.data_digest = options.digests;
+    config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
+    Ok(config)
+}
+
+/// What to propose. Keeping what was sent costs, so it is only asked for where it serves: level 1 mends what digests find
+/// damaged, level 2 keeps a session of several connections when one is lost.
+fn recovery_level(options: &AttachOptions) -> u8 {
+    options.recovery_level.unwrap_or(match options.digests {
+        _ if options.connections > 1 => 2,
+        DigestOffer::Prefer | DigestOffer::Require => 1,
+        DigestOffer::Allow | DigestOffer::Never => 0,
+    })
+}
+
+/// The error of a login that failed.
+pub(super) fn login_error(status: LoginStatus, redirect: Option<String>, reason: Option<&str>) -> AttachError {
+    if let Some(address) = redirect {
+        return AttachError::Moved { address, is_permanent: status == LoginStatus::TARGET_MOVED_PERMANENTLY };
+    }
+    let message = refusal(status, reason);
+    // RFC 7143 §11.13.5: class 3 is the target's own trouble, which may pass.
+    if status.class() == 3 { AttachError::Unreachable(message) } else { AttachError::LoginRefused(message) }
+}
