@@ -7,8 +7,9 @@
 
 use std::fmt;
 
-use bytes::Bytes;
-use strongroom_block::{HoleRecord, SealRecord, Stamp, StoreSequence};
+use bytes::{Buf, Bytes};
+use strongroom_block::{HoleRecord, Stamp, StoreSequence};
+use strongroom_scsi::transport::{self, MalformedOperation, Operation, Parameters, StoredRecords, Written};
 
 /// What an additional header segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -172,7 +173,12 @@ pub fn push(out: &mut Vec<u8>, kind: AhsKind, parts: &[&[u8]]) {
     for part in parts {
         out.extend_from_slice(part);
     }
-    out.resize(out.len() + (4 - (3 + len_bytes) % 4) % 4, 0);
+    out.resize(out.len() + padding(len_bytes), 0);
+}
+
+/// Bytes of padding behind a content of `len_bytes`.
+const fn padding(len_bytes: usize) -> usize {
+    (4 - (3 + len_bytes) % 4) % 4
 }
 
 /// The content of a [`AhsKind::SEAL_RECORDS`] segment: entries of one length, one per block, in order.
@@ -236,30 +242,39 @@ pub fn push_seal_records(out: &mut Vec<u8>, entry_bytes: usize, entries: &[u8]) 
     push(out, AhsKind::SEAL_RECORDS, &[&[entry_length], entries]);
 }
 
-/// Appends the [`AhsKind::SEAL_RECORDS`] segment of a Data-In: store sequences and records, none longer than `entry_bytes` with its
-/// sequence.
+/// The [`AhsKind::SEAL_RECORDS`] segment of a Data-In, in the memory of the records.
 ///
 /// # Panics
-/// If there is none, or one of another length, or they do not fit: see [`seal_records_max`].
-pub fn push_stored_records<'a>(
-    out: &mut Vec<u8>,
-    entry_bytes: usize,
-    entries: impl ExactSizeIterator<Item = (StoreSequence, &'a SealRecord)>,
-) {
-    let len_bytes = 1 + entries.len() * entry_bytes;
-    let end = out.len() + (3 + len_bytes).next_multiple_of(4);
-    assert!(len_bytes > 1, "at least one entry");
-    // In one piece: what grows would leave a copy of block keys behind.
-    out.reserve_exact(end - out.len());
-    out.extend_from_slice(&u16::try_from(len_bytes).expect("a header is at most 65535 bytes").to_be_bytes());
-    out.push(AhsKind::SEAL_RECORDS.0);
-    out.push(u8::try_from(entry_bytes).expect("an entry is a record of at most 96 bytes and a sequence"));
-    for (sequence, record) in entries {
-        assert_eq!(8 + record.as_bytes().len(), entry_bytes, "whole entries");
-        out.extend_from_slice(&sequence.0.to_be_bytes());
-        out.extend_from_slice(record.as_bytes());
-    }
-    out.resize(end, 0);
+/// If they do not fit: see [`seal_records_max`].
+pub fn stored_records_segment(records: StoredRecords) -> Bytes {
+    let len_bytes = 1 + records.as_bytes().len();
+    let [high, low] = u16::try_from(len_bytes).expect("a header is at most 65535 bytes").to_be_bytes();
+    let entry_bytes =
+        u8::try_from(records.entry_bytes()).expect("an entry is a record of at most 96 bytes and a sequence");
+    records.framed([high, low, AhsKind::SEAL_RECORDS.0, entry_bytes], padding(len_bytes))
+}
+
+/// The seal records in a list of segments; `None` when there are none.
+///
+/// # Errors
+/// [`AhsError::Content`] if the entries are not whole or there is none.
+pub fn seal_records(ahs: Bytes) -> Result<Option<transport::SealRecords>, AhsError> {
+    let Some(SealRecords { entry_bytes, entries }) = SealRecords::find(&ahs)? else { return Ok(None) };
+    let entries = part_of(&ahs, entries);
+    Ok(transport::SealRecords::new(entry_bytes, slice(ahs, entries)))
+}
+
+/// Where `part` is in `whole`.
+fn part_of(whole: &[u8], part: &[u8]) -> std::ops::Range<usize> {
+    let start = part.as_ptr() as usize - whole.as_ptr() as usize;
+    start..start + part.len()
+}
+
+/// As [`Bytes::slice`], without counting one reference more and one less.
+fn slice(mut bytes: Bytes, range: std::ops::Range<usize>) -> Bytes {
+    bytes.truncate(range.end);
+    bytes.advance(range.start);
+    bytes
 }
 
 /// How many entries of `entry_bytes` one header takes beside `other_ahs_bytes` of other segments.
@@ -318,17 +333,42 @@ impl Hole {
 
     /// Appends the segment.
     pub fn push(&self, out: &mut Vec<u8>) {
-        let (covered_blocks, sequence) = (self.covered_blocks.to_be_bytes(), self.store_sequence.to_be_bytes());
-        let (start, count) = (self.record.start.0.to_be_bytes(), self.record.count.to_be_bytes());
-        // In one piece, and the record from where it is: what grows or is put together elsewhere leaves a copy of a block key behind.
-        let record = self.record.record.as_bytes();
-        out.reserve_exact(4 + Self::PREFIX_BYTES + HoleRecord::PREFIX_BYTES + record.len() + 3);
-        push(out, AhsKind::HOLE, &[&[0], &covered_blocks, &sequence, &start, &count, record]);
+        push_hole(out, self.covered_blocks, self.store_sequence, &self.record);
     }
 }
 
+/// Appends an [`AhsKind::HOLE`] segment.
+fn push_hole(out: &mut Vec<u8>, covered_blocks: u32, store_sequence: u64, hole: &HoleRecord) {
+    let (covered_blocks, sequence) = (covered_blocks.to_be_bytes(), store_sequence.to_be_bytes());
+    let (start, count) = (hole.start.0.to_be_bytes(), hole.count.to_be_bytes());
+    // In one allocation, and the record from where it is: copies would leave a block key behind.
+    let record = hole.record.as_bytes();
+    out.reserve_exact(4 + Hole::PREFIX_BYTES + HoleRecord::PREFIX_BYTES + record.len() + 3);
+    push(out, AhsKind::HOLE, &[&[0], &covered_blocks, &sequence, &start, &count, record]);
+}
+
+/// The [`AhsKind::HOLE`] segment of a Data-In; wiped on release if it holds a block key.
+pub fn hole_segment(covered_blocks: u32, sequence: StoreSequence, hole: &HoleRecord) -> Bytes {
+    let mut out = Vec::new();
+    push_hole(&mut out, covered_blocks, sequence.0, hole);
+    if hole.record.flags().has_block_key() { strongroom_block::wiped(out) } else { Bytes::from(out) }
+}
+
+/// The store sequence and the encoded hole record of an [`AhsKind::HOLE`] segment in a list; zero and nothing if it is too short.
+pub fn hole_record(ahs: Bytes) -> (StoreSequence, Bytes) {
+    let content = find(&ahs, AhsKind::HOLE).unwrap_or_default();
+    let Some((prefix, record)) = content.split_at_checked(Hole::PREFIX_BYTES) else { return Default::default() };
+    let sequence = u64::from_be_bytes(prefix[5..].try_into().expect("8 bytes"));
+    let record = part_of(&ahs, record);
+    (StoreSequence(sequence), slice(ahs, record))
+}
+
 /// Bytes in the content of a [`AhsKind::EXPECTED_STAMP`] segment: a reserved byte and a stamp.
-const EXPECTED_STAMP_BYTES: usize = 1 + 24;
+const EXPECTED_STAMP_BYTES: usize = 1 + Stamp::BYTES;
+/// The same of [`AhsKind::OLDER_THAN`]: a reserved byte and a store sequence.
+const OLDER_THAN_BYTES: usize = 1 + 8;
+/// The same of [`AhsKind::KEYS_DESTROYED`]: a reserved byte and an epoch.
+const KEYS_DESTROYED_BYTES: usize = 1 + 4;
 
 /// Appends an [`AhsKind::EXPECTED_STAMP`] segment: the stamp (24 bytes as encoded) of the newest version that the write
 /// replaces; all zeros when the block must be a hole now.
@@ -349,7 +389,7 @@ pub fn push_older_than(out: &mut Vec<u8>, store_sequence: u64) {
 
 /// The sequence of an [`AhsKind::OLDER_THAN`] segment; `None` when the list has none of the right length.
 pub fn older_than(ahs: &[u8]) -> Option<u64> {
-    let content = find(ahs, AhsKind::OLDER_THAN).filter(|content| content.len() == 9)?;
+    let content = find(ahs, AhsKind::OLDER_THAN).filter(|content| content.len() == OLDER_THAN_BYTES)?;
     Some(u64::from_be_bytes(content[1..].try_into().expect("8 bytes")))
 }
 
@@ -360,94 +400,113 @@ pub fn push_keys_destroyed(out: &mut Vec<u8>, epoch: u32) {
 
 /// The epoch of an [`AhsKind::KEYS_DESTROYED`] segment; `None` when the list has none of the right length.
 pub fn keys_destroyed(ahs: &[u8]) -> Option<u32> {
-    let content = find(ahs, AhsKind::KEYS_DESTROYED).filter(|content| content.len() == 5)?;
+    let content = find(ahs, AhsKind::KEYS_DESTROYED).filter(|content| content.len() == KEYS_DESTROYED_BYTES)?;
     Some(u32::from_be_bytes(content[1..].try_into().expect("4 bytes")))
 }
 
-/// The content of an [`AhsKind::OPERATION`] segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operation {
-    /// The stamp under which the command's first block or hole was sealed when it was first sent.
-    pub id: Stamp,
-    /// The store sequence that the first block or hole had when it was acknowledged; `None`: this is no replay.
-    pub replay: Option<StoreSequence>,
+/// Bytes in the content of an [`AhsKind::OPERATION`] segment.
+const OPERATION_BYTES: usize = 1 + Stamp::BYTES + 8;
+
+/// The operation in a list of segments; `None` when there is none.
+///
+/// # Errors
+/// [`AhsError::Content`] if its length is wrong or a reserved bit is set.
+pub fn operation(ahs: &[u8]) -> Result<Option<Operation>, AhsError> {
+    let decoded = find(ahs, AhsKind::OPERATION).map(decode_operation).transpose();
+    decoded.map_err(|MalformedOperation(why)| AhsError::Content { kind: AhsKind::OPERATION.0, why })
 }
 
-impl Operation {
-    const BYTES: usize = 1 + Stamp::BYTES + 8;
-
-    /// Reads the segment from a list; `None` when there is none.
-    ///
-    /// # Errors
-    /// [`AhsError::Content`] if its length is wrong or a reserved bit is set.
-    pub fn find(ahs: &[u8]) -> Result<Option<Operation>, AhsError> {
-        find(ahs, AhsKind::OPERATION).map(Operation::decode).transpose()
+fn decode_operation(content: &[u8]) -> Result<Operation, MalformedOperation> {
+    let length = MalformedOperation("its length is not 33 bytes");
+    let content: &[u8; OPERATION_BYTES] = content.try_into().map_err(|_| length)?;
+    if content[0] != 0 {
+        return Err(MalformedOperation("a reserved bit is set"));
     }
+    let (stamp, sequence) = content[1..].split_at(Stamp::BYTES);
+    let sequence = u64::from_be_bytes(sequence.try_into().expect("8 bytes"));
+    Ok(Operation {
+        id: Stamp::from_bytes(stamp.try_into().expect("24 bytes")),
+        replay: (sequence != 0).then_some(StoreSequence(sequence)),
+    })
+}
 
-    fn decode(content: &[u8]) -> Result<Operation, AhsError> {
-        let wrong = |why| AhsError::Content { kind: AhsKind::OPERATION.0, why };
-        let content: &[u8; Self::BYTES] = content.try_into().map_err(|_| wrong("its length is not 33 bytes"))?;
-        if content[0] != 0 {
-            return Err(wrong("a reserved bit is set"));
-        }
-        let (stamp, sequence) = content[1..].split_at(Stamp::BYTES);
-        let sequence = u64::from_be_bytes(sequence.try_into().expect("8 bytes"));
-        Ok(Operation {
-            id: Stamp::from_bytes(stamp.try_into().expect("24 bytes")),
-            replay: (sequence != 0).then_some(StoreSequence(sequence)),
-        })
+/// Appends an [`AhsKind::OPERATION`] segment.
+pub fn push_operation(out: &mut Vec<u8>, operation: &Operation) {
+    let sequence = operation.replay.unwrap_or_default().0.to_be_bytes();
+    push(out, AhsKind::OPERATION, &[&[0], &operation.id.to_bytes(), &sequence]);
+}
+
+/// What a command carries beside its CDB. Segments of the wrong length count as absent, but for that of an operation.
+pub fn parameters(ahs: &[u8]) -> Parameters {
+    if ahs.is_empty() {
+        return Parameters::default();
     }
-
-    /// Appends the segment.
-    pub fn push(&self, out: &mut Vec<u8>) {
-        let sequence = self.replay.unwrap_or_default().0.to_be_bytes();
-        push(out, AhsKind::OPERATION, &[&[0], &self.id.to_bytes(), &sequence]);
+    Parameters {
+        expected_stamp: expected_stamp(ahs),
+        older_than: older_than(ahs).map(StoreSequence),
+        keys_destroyed: keys_destroyed(ahs),
+        operation: find(ahs, AhsKind::OPERATION).map(decode_operation),
     }
 }
 
-/// The content of an [`AhsKind::WRITTEN`] segment: what became of a write of sealed blocks or holes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
-    /// The operation had been executed before this command; its effect is durable.
-    pub is_repeat: bool,
-    /// The store sequence of the first block or hole; each further one has the next. Zero for a repeat.
-    pub first: StoreSequence,
-    /// Blocks of a replay that were left out because newer data had been stored.
-    pub superseded: u32,
+/// Appends a segment for each parameter. An operation that did not decode has none.
+pub fn push_parameters(out: &mut Vec<u8>, parameters: &Parameters) {
+    if let Some(stamp) = &parameters.expected_stamp {
+        push_expected_stamp(out, stamp);
+    }
+    if let Some(sequence) = parameters.older_than {
+        push_older_than(out, sequence.0);
+    }
+    if let Some(epoch) = parameters.keys_destroyed {
+        push_keys_destroyed(out, epoch);
+    }
+    if let Some(Ok(operation)) = &parameters.operation {
+        push_operation(out, operation);
+    }
 }
 
-impl Written {
-    const BYTES: usize = 1 + 8 + 4;
-    const REPEAT: u8 = 1;
+/// Bytes that [`push_parameters`] appends.
+pub fn parameters_bytes(parameters: &Parameters) -> usize {
+    let segment = |len_bytes: usize| 3 + len_bytes + padding(len_bytes);
+    let stamp = parameters.expected_stamp.map_or(0, |_| segment(EXPECTED_STAMP_BYTES));
+    let sequence = parameters.older_than.map_or(0, |_| segment(OLDER_THAN_BYTES));
+    let epoch = parameters.keys_destroyed.map_or(0, |_| segment(KEYS_DESTROYED_BYTES));
+    let operation = parameters.operation.map_or(0, |decoded| decoded.map_or(0, |_| segment(OPERATION_BYTES)));
+    stamp + sequence + epoch + operation
+}
 
-    /// Reads the segment from a list; `None` when there is none.
-    ///
-    /// # Errors
-    /// [`AhsError::Content`] if its length is wrong or a reserved bit is set.
-    pub fn find(ahs: &[u8]) -> Result<Option<Written>, AhsError> {
-        find(ahs, AhsKind::WRITTEN).map(Written::decode).transpose()
-    }
+/// Bytes in the content of an [`AhsKind::WRITTEN`] segment.
+const WRITTEN_BYTES: usize = 1 + 8 + 4;
+/// The flag of a repeat.
+const WRITTEN_REPEAT: u8 = 1;
 
-    fn decode(content: &[u8]) -> Result<Written, AhsError> {
-        let wrong = |why| AhsError::Content { kind: AhsKind::WRITTEN.0, why };
-        let content: &[u8; Self::BYTES] = content.try_into().map_err(|_| wrong("its length is not 13 bytes"))?;
-        if content[0] & !Self::REPEAT != 0 {
-            return Err(wrong("a reserved bit is set"));
-        }
-        Ok(Written {
-            is_repeat: content[0] & Self::REPEAT != 0,
-            first: StoreSequence(u64::from_be_bytes(content[1..9].try_into().expect("8 bytes"))),
-            superseded: u32::from_be_bytes(content[9..].try_into().expect("4 bytes")),
-        })
-    }
+/// What a response says of a write; `None` when it says nothing.
+///
+/// # Errors
+/// [`AhsError::Content`] if its length is wrong or a reserved bit is set.
+pub fn written(ahs: &[u8]) -> Result<Option<Written>, AhsError> {
+    find(ahs, AhsKind::WRITTEN).map(decode_written).transpose()
+}
 
-    /// The segment, as the only one of a SCSI Response.
-    pub fn to_segment(&self) -> Bytes {
-        let mut out = Vec::with_capacity(3 + Self::BYTES);
-        let flags = u8::from(self.is_repeat) * Self::REPEAT;
-        push(&mut out, AhsKind::WRITTEN, &[&[flags], &self.first.0.to_be_bytes(), &self.superseded.to_be_bytes()]);
-        Bytes::from(out)
+fn decode_written(content: &[u8]) -> Result<Written, AhsError> {
+    let wrong = |why| AhsError::Content { kind: AhsKind::WRITTEN.0, why };
+    let content: &[u8; WRITTEN_BYTES] = content.try_into().map_err(|_| wrong("its length is not 13 bytes"))?;
+    if content[0] & !WRITTEN_REPEAT != 0 {
+        return Err(wrong("a reserved bit is set"));
     }
+    Ok(Written {
+        is_repeat: content[0] & WRITTEN_REPEAT != 0,
+        first: StoreSequence(u64::from_be_bytes(content[1..9].try_into().expect("8 bytes"))),
+        superseded: u32::from_be_bytes(content[9..].try_into().expect("4 bytes")),
+    })
+}
+
+/// The [`AhsKind::WRITTEN`] segment, as the only one of a SCSI Response.
+pub fn written_segment(written: &Written) -> Bytes {
+    let mut out = Vec::with_capacity(3 + WRITTEN_BYTES);
+    let flags = u8::from(written.is_repeat) * WRITTEN_REPEAT;
+    push(&mut out, AhsKind::WRITTEN, &[&[flags], &written.first.0.to_be_bytes(), &written.superseded.to_be_bytes()]);
+    Bytes::from(out)
 }
 
 /// Runs the decoders over arbitrary bytes, for fuzzing.
@@ -463,22 +522,34 @@ pub fn fuzz_ahs(bytes: &[u8]) {
             hole.push(&mut again);
             assert_eq!(Hole::find(&again), Ok(Some(hole)), "a hole decodes as encoded");
         }
-        if let Ok(operation) = Operation::decode(segment.content) {
+        if let Ok(decoded) = decode_operation(segment.content) {
             let mut again = Vec::new();
-            operation.push(&mut again);
-            assert_eq!(Operation::find(&again), Ok(Some(operation)), "an operation decodes as encoded");
-            assert_eq!(&again[3..3 + Operation::BYTES], segment.content, "one operation has one encoding");
+            push_operation(&mut again, &decoded);
+            assert_eq!(operation(&again), Ok(Some(decoded)), "an operation decodes as encoded");
+            assert_eq!(&again[3..3 + OPERATION_BYTES], segment.content, "one operation has one encoding");
         }
-        if let Ok(written) = Written::decode(segment.content) {
-            let again = written.to_segment();
-            assert_eq!(Written::find(&again), Ok(Some(written)), "a response decodes as encoded");
+        if let Ok(decoded) = decode_written(segment.content) {
+            let again = written_segment(&decoded);
+            assert_eq!(written(&again), Ok(Some(decoded)), "a response decodes as encoded");
             assert_eq!(&again[3..], segment.content, "one response has one encoding");
         }
     }
     assert!(walked <= bytes.len(), "the walk stays inside");
     let _ =
         (check(bytes), Hole::covered_blocks(bytes), expected_stamp(bytes), older_than(bytes), keys_destroyed(bytes));
-    let _ = (Operation::find(bytes), Written::find(bytes));
+    let _ = (operation(bytes), written(bytes));
+    let carried = parameters(bytes);
+    let mut again = Vec::new();
+    push_parameters(&mut again, &carried);
+    assert_eq!(again.len(), parameters_bytes(&carried), "their length is known before they are encoded");
+    let carried = Parameters { operation: carried.operation.filter(Result::is_ok), ..carried };
+    assert_eq!(parameters(&again), carried, "parameters decode as encoded");
+    let shared = Bytes::copy_from_slice(bytes);
+    if let Ok(Some(records)) = seal_records(shared.clone()) {
+        let found = SealRecords::find(bytes).expect("sound").expect("present");
+        assert_eq!(records.as_bytes(), found.entries, "the same entries");
+    }
+    let _ = hole_record(shared);
 }
 
 #[cfg(test)]

@@ -33,8 +33,9 @@ use crate::{CloseReason, Lun, PeerMisbehaved, Serial};
 
 pub use connection::ConnectionId;
 pub use types::{
-    Attribute, ChapLogin, Command, Completed, Config, DataIn, Direction, Event, SendTargets, SessionKind, SubmitError,
-    TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
+    Attribute, ChapLogin, Command, Completed, Config, DataContent, DataIn, Direction, Event, SendTargets, SessionKind,
+    SubmitError, TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskFunction, TaskId, TaskManagementResult, WriteRecords,
+    WriteSource,
 };
 
 /// Small requests that may wait to be sent; a target that makes us answer more pings than it reads is given up.
@@ -444,9 +445,6 @@ impl Session {
         if self.config.kind == SessionKind::Discovery {
             return Err("a discovery session takes no commands");
         }
-        if !command.ahs.len().is_multiple_of(4) {
-            return Err("its header segments are not padded to four bytes");
-        }
         if (command.direction == Direction::Write) != command.write.is_some() {
             return Err("a write has data and nothing else has");
         }
@@ -475,10 +473,6 @@ impl Session {
         };
         if block_bytes.is_some() && !self.config.in_channel {
             return Err("sealed blocks travel inside a channel only; use a strongroom:// URL");
-        }
-        let ahs_max = if self.config.in_channel { AHS_BYTES_MAX } else { crate::pdu::PLAIN_AHS_BYTES_MAX };
-        if command.ahs.len() > ahs_max {
-            return Err("its header segments are too long");
         }
         Ok(())
     }
@@ -595,9 +589,6 @@ fn nop_out(tag: u32, immediate: bool, cmd_sn: Serial) -> crate::pdu::Bhs {
     };
     nop.encode()
 }
-
-/// Room that a command leaves for the seal records of its immediate data, at worst.
-const AHS_BYTES_MAX: usize = 4096;
 
 /// A task's name is its initiator task tag. The top bit is clear: never a control request's tag, never the tag that names nothing.
 fn task_id(key: Key) -> TaskId {

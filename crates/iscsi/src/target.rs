@@ -20,6 +20,7 @@ mod refusal;
 mod reorder;
 mod respond;
 mod retransmit;
+mod segment;
 mod sense;
 mod task;
 mod task_set;
@@ -52,9 +53,9 @@ pub use self::chap::{ChapPolicy, ChapUser};
 pub use self::connection_id::{ConnectionId, MayAdd};
 pub use self::login::Login;
 pub use types::{
-    ANSWERS_BYTES_HIGH, ANSWERS_BYTES_MAX, ANSWERS_HIGH, ANSWERS_MAX, Command, Config, DataSegment, Direction, Event,
-    IMMEDIATE_TASKS_MAX, LoginEvent, LoginRequested, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response,
-    SendTargets, SessionKind, Statistics, TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskId, TaskManagement,
+    ANSWERS_BYTES_HIGH, ANSWERS_BYTES_MAX, ANSWERS_HIGH, ANSWERS_MAX, Command, Config, Direction, Event,
+    IMMEDIATE_TASKS_MAX, LoginEvent, LoginRequested, MANAGEMENTS_MAX, ManagementFunction, ManagementId, ReadPart,
+    Response, SendTargets, SessionKind, Statistics, TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskId, TaskManagement,
     TaskManagementResult, WriteSegment,
 };
 

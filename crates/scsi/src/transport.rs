@@ -4,7 +4,12 @@
 //! Deliberately absent: login, connections, sequence numbers, header formats, and time-outs of a wire.
 
 pub mod initiator;
+mod parameters;
+mod records;
 pub mod target;
+
+pub use parameters::{MalformedOperation, Operation, Parameters, Written};
+pub use records::{SealRecords, StoredRecords};
 
 /// A logical unit number: eight bytes, big-endian (SAM-5 §4.7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -9,9 +9,9 @@ use std::sync::{Arc, PoisonError};
 use strongroom_block::{Custody, Geometry, Mode, SealingDomain, Suite, Token, VolumeId};
 use strongroom_channel::Scheme;
 use strongroom_handshake::PublicKey;
-use strongroom_iscsi::target::{Command, Response, TaskId};
 use strongroom_scsi::NexusId;
 use strongroom_scsi::persistent::SavedReservations;
+use strongroom_scsi::transport::target::{Command, Response, TaskId};
 use strongroom_store::{
     BranchInfo, Completion, CreateOptions, IoChoice, Medium, Op, OpError, Outcome, SnapshotInfo, Store, View,
 };

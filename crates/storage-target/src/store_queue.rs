@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use strongroom_iscsi::target::TaskId;
+use strongroom_scsi::transport::target::TaskId;
 use strongroom_store::OpenOptions;
 
 /// What sessions share. The rest is for what the target does of its own: what goes on after its answer, jobs, copies for other units.

@@ -51,8 +51,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_block::{Geometry, Lba, Opener, Token};
-use strongroom_iscsi::target as iscsi;
-use strongroom_iscsi::target::{Response, TaskId};
+use strongroom_scsi::transport::target as transport;
+use strongroom_scsi::transport::target::{Response, TaskId};
 use strongroom_scsi::{Command, NexusId, Sense, UnitAttention, UnitKind, cdb};
 use strongroom_store::{Completion, Op, OpError, Outcome, SnapshotId, View};
 
@@ -279,7 +279,7 @@ impl Unit {
     }
 
     /// Takes a command in. `sealed_blocks_max`: most sealed blocks that one PDU of this session takes.
-    pub(crate) fn submit(&mut self, key: SessionKey, command: iscsi::Command, sealed_blocks_max: usize) -> Verdict {
+    pub(crate) fn submit(&mut self, key: SessionKey, command: transport::Command, sealed_blocks_max: usize) -> Verdict {
         let task = (key, command.task);
         let (work, op, ending) = match self.plan(key, command, sealed_blocks_max) {
             Plan::Answer(response) => return Verdict::Answer(self.in_format(response)),
@@ -380,10 +380,10 @@ impl Unit {
         let RunningCommand { task, work, ending } = running;
         let writes_to_cache = work.writes_to_cache();
         let next = match go_on(self, work) {
-            Next::Done(Response { status: 0, wanted_bytes, ahs, .. })
+            Next::Done(Response { status: 0, wanted_bytes, written, .. })
                 if writes_to_cache && !self.medium.mode.write_cache =>
             {
-                Next::Again(Work::Settle { wanted_bytes, ahs }, Op::Flush)
+                Next::Again(Work::Settle { wanted_bytes, written }, Op::Flush)
             }
             next => next,
         };

@@ -17,11 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use it::support;
 use strongroom_block::{Custody, HoleRecord, Lba, OpenError, Opener, SealRecord, Stamp};
 use strongroom_channel::Scheme;
-use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command, Session};
 use strongroom_net::{Link, LinkOptions};
 use strongroom_scsi::{VendorCommand, cdb, vendor};
@@ -134,7 +132,15 @@ fn log_in(host: &Host, scheme: Scheme, which: u8) -> Initiator {
     let mut config = normal(ALICE, "vault");
     (config.isid[5], config.in_channel, config.offer.first_burst_bytes) = (which, true, 4096);
     let session = Session::new(now, config);
-    let mut initiator = Initiator { stream, link, session, events: Vec::new(), ended: None, established: false };
+    let mut initiator = Initiator {
+        stream,
+        link,
+        session,
+        events: Vec::new(),
+        ended: None,
+        established: false,
+        extra_segments: Vec::new(),
+    };
     initiator.wait_for_login().expect("admitted");
     let first = initiator.run(Command::without_data(LUN, cdb::test_unit_ready()));
     assert_eq!(first.sense().asc, 0x29, "power on comes first");
@@ -183,9 +189,7 @@ fn use_keys_at(host: &Host, scheme: Scheme) {
     alice.run(seal_hole(&vendor::encode_holes(&list))).sense();
     let mut conditional = sealed_write(100, &data[..BLOCK], &keyed(&records(2000, &data[..BLOCK])));
     conditional.cdb = VendorCommand::ConditionalWrite { lba: Lba(100), count: 1 }.encode();
-    let mut expected = Vec::new();
-    ahs::push_expected_stamp(&mut expected, &Stamp { counter: 1000, ..stamp(0) }.to_bytes());
-    conditional.ahs = Bytes::from(expected);
+    conditional.parameters.expected_stamp = Some(Stamp { counter: 1000, ..stamp(0) }.to_bytes());
     alice.run(conditional).good();
 
     // With the unit, and from another worker.

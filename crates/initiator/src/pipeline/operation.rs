@@ -22,7 +22,7 @@ pub(crate) mod write;
 pub(crate) mod write_part;
 
 use strongroom_block::{Buffer, BufferMut, DeviceError, Lba};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use crate::pipeline::answer::Answer;
 use crate::pipeline::command_plan::CommandPlan;

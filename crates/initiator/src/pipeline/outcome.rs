@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use strongroom_block::{DeviceError, DeviceErrorKind, Lba};
-use strongroom_iscsi::initiator::Completed;
+use strongroom_scsi::transport::initiator::Completed;
 use strongroom_scsi::{Sense, SenseKey, Status};
 
 use crate::completion::device_error;
@@ -222,8 +222,8 @@ pub(crate) fn change(completed: &Completed) -> Option<Change> {
 mod tests {
     //! Proves that each way a command can end has one consequence, and that retries end.
     use super::*;
-    use strongroom_iscsi::Residual;
-    use strongroom_iscsi::initiator::TaskId;
+    use strongroom_scsi::transport::Residual;
+    use strongroom_scsi::transport::initiator::TaskId;
 
     fn ended(status: u8, sense: Option<Sense>) -> Completed {
         let sense = sense.map(|sense| sense.encode()).unwrap_or_default();
@@ -234,7 +234,7 @@ mod tests {
             sense,
             residual: Residual::None,
             moved_bytes: 0,
-            ahs: Default::default(),
+            written: None,
         }
     }
 

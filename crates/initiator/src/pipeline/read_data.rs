@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use strongroom_block::{Buffer, DeviceError, Lba, SealRecord, StoreSequence};
-use strongroom_iscsi::ahs;
-use strongroom_iscsi::initiator::DataIn;
+use strongroom_block::{Buffer, DeviceError, HoleRecord, Lba, SealRecord, StoreSequence};
+use strongroom_scsi::transport::SealRecords;
+use strongroom_scsi::transport::initiator::{DataContent, DataIn};
 
 use crate::pipeline::answer::Version;
 use crate::pipeline::feedback::VerifiedFeedback;
@@ -25,12 +25,12 @@ pub(crate) struct ReadData<'a> {
 
 impl ReadData<'_> {
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.data_in.data
+        self.data_in.data()
     }
 
     /// Blocks that are absent: a record of their absence came in place of data.
     pub(crate) fn is_absent(&self) -> bool {
-        self.data_in.data.is_empty()
+        self.bytes().is_empty()
     }
 
     /// The first block and the count of blocks, for a transfer that begins at `first`.
@@ -71,7 +71,7 @@ impl ReadData<'_> {
         opened: impl FnMut(Lba, &SealRecord, StoreSequence),
     ) -> Result<(), ReadFault> {
         let from = self.data_in.offset as usize;
-        let data = &self.data_in.data;
+        let data = self.bytes();
         let Some(sealing) = self.sealing else {
             let out =
                 out.get_mut(from..from + data.len()).ok_or_else(|| medium(first, "more data than was asked for"))?;
@@ -84,12 +84,12 @@ impl ReadData<'_> {
             .ok_or_else(|| medium(lba, "more data than was asked for"))?;
         if data.is_empty() {
             let hole = self.hole(lba)?;
-            sealing.open_hole(lba, count, &hole.record)?;
+            sealing.open_hole(lba, count, &hole)?;
             out.fill(0);
             return Ok(());
         }
         let entries = self.records(lba)?;
-        sealing.open(lba, &entries, data, out, opened)
+        sealing.open(lba, entries, data, out, opened)
     }
 
     /// Whether each block of a transfer that begins at `first` came with a record, or its absence with a seal. Nothing is opened.
@@ -98,11 +98,11 @@ impl ReadData<'_> {
             return Ok(());
         }
         let (lba, count) = self.blocks_covered(first)?;
-        if self.data_in.data.is_empty() {
+        if self.bytes().is_empty() {
             return self.hole(lba).map(drop);
         }
         let entries = self.records(lba)?;
-        if (entries.count() as u64, (self.data_in.data.len() as u64) >> self.shift) != (count, count) {
+        if (entries.count() as u64, (self.bytes().len() as u64) >> self.shift) != (count, count) {
             return Err(medium(lba, "the target sent blocks without their seal records"));
         }
         let decoded = (lba.0..).map(Lba).zip(entries.iter()).map(|(lba, entry)| (lba, read_entry(entry)));
@@ -112,32 +112,28 @@ impl ReadData<'_> {
         Ok(())
     }
 
-    /// The HOLE segment, which a piece without data must have.
-    pub(crate) fn hole(&self, lba: Lba) -> Result<ahs::Hole, DeviceError> {
-        match ahs::Hole::find(&self.data_in.ahs) {
-            Ok(Some(hole)) => Ok(hole),
-            Ok(None) => Err(medium(lba, "the target sent neither a block nor the seal of its absence")),
-            Err(_) => Err(medium(lba, "the target sent a malformed hole")),
+    /// The record of absence, which a part without data must have.
+    pub(crate) fn hole(&self, lba: Lba) -> Result<HoleRecord, DeviceError> {
+        match &self.data_in.content {
+            DataContent::Hole { record, .. } => {
+                HoleRecord::decode(record).map_err(|_| medium(lba, "the target sent a malformed hole"))
+            }
+            _ => Err(medium(lba, "the target sent neither a block nor the seal of its absence")),
         }
     }
 
-    fn records(&self, lba: Lba) -> Result<ahs::SealRecords<'_>, DeviceError> {
-        if !self.data_in.sealed {
-            return Err(medium(lba, "the target sent block data outside its seal"));
-        }
-        match ahs::SealRecords::find(&self.data_in.ahs) {
-            Ok(Some(records)) => Ok(records),
-            _ => Err(medium(lba, "the target sent blocks without their seal records")),
+    fn records(&self, lba: Lba) -> Result<&SealRecords, DeviceError> {
+        match &self.data_in.content {
+            DataContent::Sealed { records, .. } => Ok(records),
+            _ => Err(medium(lba, "the target sent block data outside its seal")),
         }
     }
 
     /// The one version that READ VERSION returns, not opened.
     pub(crate) fn version(&self, lba: Lba) -> Result<Version, DeviceError> {
-        let data = &self.data_in.data;
-        if data.is_empty() {
-            let hole = self.hole(lba)?;
-            let sequence = StoreSequence(hole.store_sequence);
-            return Ok(Version::Hole { sequence, hole: hole.record });
+        let data = self.bytes();
+        if let DataContent::Hole { sequence, .. } = self.data_in.content {
+            return Ok(Version::Hole { sequence, hole: self.hole(lba)? });
         }
         let entries = self.records(lba)?;
         let entry = entries.iter().next().ok_or_else(|| medium(lba, "the target sent a block without its record"))?;

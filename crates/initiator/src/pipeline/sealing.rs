@@ -13,7 +13,7 @@ use strongroom_block::{
     BlockSize, Buffer, BufferMut, DeviceError, DeviceErrorKind, HoleRecord, Lba, OpenError, RecordError, SealRecord,
     Stamp, StoreSequence,
 };
-use strongroom_iscsi::ahs;
+use strongroom_scsi::transport::SealRecords;
 use strongroom_seal::VolumeSealer;
 use zeroize::Zeroizing;
 
@@ -350,7 +350,7 @@ impl Sealing {
     pub(crate) fn open(
         &self,
         lba: Lba,
-        entries: &ahs::SealRecords<'_>,
+        entries: &SealRecords,
         sealed: &[u8],
         out: &mut [u8],
         mut opened: impl FnMut(Lba, &SealRecord, StoreSequence),

@@ -2,7 +2,7 @@
 
 use strongroom_block::{Custody, DeviceError, DeviceErrorKind, Geometry, Mode};
 use strongroom_handshake::PublicKey;
-use strongroom_iscsi::Lun;
+use strongroom_scsi::transport::Lun;
 
 use crate::completion::device_error;
 use crate::{AttachError, SealedClaims};

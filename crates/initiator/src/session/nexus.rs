@@ -437,12 +437,12 @@ impl Nexus {
         match self.tasks.get(&data_in.task) {
             Some(Task::Probe) => {
                 if let Some(probe) = &mut self.probe {
-                    probe.of.data(&data_in.data);
+                    probe.of.data(data_in.data());
                 }
             }
             Some(Task::Lease) => {
                 if let Some(lease) = &mut self.lease {
-                    lease.of.data(&data_in.data);
+                    lease.of.data(data_in.data());
                 }
             }
             Some(&Task::Engine(id)) => {

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use strongroom_handshake::PublicKey;
-use strongroom_iscsi::Lun;
-use strongroom_iscsi::initiator::{Command as ScsiCommand, Completed};
 use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::inquiry::{self, BlockLimits, StandardInquiry};
+use strongroom_scsi::transport::Lun;
+use strongroom_scsi::transport::initiator::{Command as ScsiCommand, Completed};
 use strongroom_scsi::{cdb, vendor};
 
 use crate::pipeline::outcome::{Outcome, Retries, judge};

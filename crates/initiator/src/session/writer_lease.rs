@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use strongroom_block::{Buffer, DeviceError, DeviceErrorKind};
-use strongroom_iscsi::Lun;
-use strongroom_iscsi::initiator::{Command as ScsiCommand, Completed, WriteSource};
+use strongroom_scsi::transport::Lun;
+use strongroom_scsi::transport::initiator::{Command as ScsiCommand, Completed, WriteSource};
 use strongroom_scsi::vendor::lease::{Claim, LeaseId, LeaseMode, REPORT_BYTES_MAX, Writer, WriterRole, parse_writers};
 use strongroom_scsi::{Status, VendorCommand};
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use strongroom_block::{Buffer, StoreSequence};
 
-use crate::ahs::Written;
 use crate::initiator::{self, Command, ConnectionId, TaskFunction, WriteSource};
 use crate::target::{self, Login, LoginEvent, MayAdd, Response, TaskManagementResult};
 use crate::{CloseReason, LoginStatus, Lun, Offer, Pdu};
+use strongroom_scsi::transport::Written;
 
 const TSIH: u16 = 7;
 /// Commands that may be in flight, and PDUs on one way.
@@ -297,8 +297,8 @@ impl Joined {
             target::Direction::Write => {
                 let data: Vec<u8> = command.data.iter().flat_map(|part| part.data.to_vec()).collect();
                 assert!(self.is_tampered || data == content(number, bytes), "command {number} wrote something else");
-                let ahs = if self.in_channel { written(number).to_segment() } else { Bytes::new() };
-                Response { ahs, ..Response::good() }
+                let written = self.in_channel.then(|| written(number));
+                Response { written, ..Response::good() }
             }
             target::Direction::Read => Response::good_data(Buffer::from(Bytes::from(content(number, bytes)))),
             target::Direction::None => Response::good(),
@@ -405,7 +405,7 @@ impl Joined {
                 initiator::Event::DataIn(part) => {
                     let wanted = self.wanted.get_mut(&part.task).expect("data is for a task that is open");
                     assert_eq!(part.offset as usize, wanted.read.len(), "in order and without gaps");
-                    wanted.read.extend_from_slice(&part.data);
+                    wanted.read.extend_from_slice(part.data());
                 }
                 initiator::Event::Completed(done) => {
                     let wanted = self.wanted.remove(&done.task).expect("a task is completed once");
@@ -421,7 +421,7 @@ impl Joined {
                         wanted.number
                     );
                     let told = (wanted.is_write && self.in_channel).then(|| written(wanted.number));
-                    assert_eq!(Written::find(&done.ahs), Ok(told), "command {}", wanted.number);
+                    assert_eq!(done.written, told, "command {}", wanted.number);
                 }
                 initiator::Event::TaskManagementDone { ended, .. } => {
                     ended.iter().for_each(|task| assert!(self.wanted.remove(task).is_some(), "only open tasks end"));

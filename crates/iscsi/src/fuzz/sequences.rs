@@ -296,7 +296,7 @@ impl Stage {
                 initiator::Event::DataIn(part) => {
                     let read = self.open.get_mut(&part.task).expect("data is for a task that is open");
                     assert_eq!(part.offset as usize, read.len(), "in order and without gaps");
-                    read.extend_from_slice(&part.data);
+                    read.extend_from_slice(part.data());
                 }
                 initiator::Event::Completed(completed) => {
                     let read = self.open.remove(&completed.task).expect("a task is completed once");

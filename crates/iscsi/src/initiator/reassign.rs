@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use super::connection::{Connection, ConnectionId, cost_bytes};
@@ -272,7 +271,7 @@ impl Session {
             sense: Vec::new(),
             residual: Residual::None,
             moved_bytes: 0,
-            ahs: Bytes::new(),
+            written: None,
         }));
     }
 }

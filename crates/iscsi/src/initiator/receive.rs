@@ -2,16 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use super::recover::Early;
 use super::transmit::Burst;
 use super::{
-    Completed, ConnectionId, DataIn, Direction, Event, Phase, Question, Session, TEXT_BYTES_MAX, TargetEntry, Task,
-    TaskId, TaskManagementResult, key_of,
+    Completed, ConnectionId, DataContent, DataIn, Direction, Event, Phase, Question, Session, TEXT_BYTES_MAX,
+    TargetEntry, Task, TaskId, TaskManagementResult, key_of,
 };
-use crate::ahs::{Hole, SealRecords};
+use crate::ahs::{self, Hole};
 use crate::pdu::fields::{self, Field};
 use crate::pdu::{
     self, Answer, AsyncEvent, AsyncMessage, Bhs, LogoutResponse, LogoutResult, NopIn, NopOut, Opcode, Pdu, PduError,
@@ -110,8 +109,8 @@ impl Session {
         if task.command.direction != Direction::Read {
             return Err(misplaced("data for a command that reads none"));
         }
-        let covers_bytes = covered_bytes(&pdu, task.command.sealed_block_bytes).map_err(misplaced)?;
         let asked = pdu::DataIn::asked_acknowledgement(&pdu.bhs).filter(|_| header.status.is_none());
+        let (covers_bytes, content) = content_of(pdu, task.command.sealed_block_bytes).map_err(misplaced)?;
         if covers_bytes > 0 || header.status.is_none() {
             if header.data_sn != task.next_data_sn {
                 return Err(misplaced("DataSN out of order"));
@@ -124,22 +123,24 @@ impl Session {
             }
             task.next_data_sn += 1;
             task.moved += covers_bytes;
-            self.events.push_back(Event::DataIn(DataIn {
-                task: task_id,
-                offset: header.buffer_offset,
-                data: pdu.data,
-                ahs: pdu.ahs,
-                sealed: pdu.sealed,
-                covers_bytes,
-            }));
+            let offset = header.buffer_offset;
+            self.events.push_back(Event::DataIn(DataIn { task: task_id, offset, covers_bytes, content }));
         }
         let next_data_sn = task.next_data_sn;
         if let Some(Early { stat_sn, completed, .. }) = task.early.take_if(|early| early.data_pdus <= next_data_sn) {
             self.take_stat_sn(at, stat_sn)?;
             self.finish(Completed { task: task_id, ..completed });
         } else if let Some((status, residual)) = header.status {
-            let (sense, ahs) = (Vec::new(), Bytes::new());
-            self.finish(Completed { task: task_id, status, response: 0, sense, residual, moved_bytes: 0, ahs });
+            let sense = Vec::new();
+            self.finish(Completed {
+                task: task_id,
+                status,
+                response: 0,
+                sense,
+                residual,
+                moved_bytes: 0,
+                written: None,
+            });
         }
         if let Some((lun, target_transfer_tag)) = asked {
             self.acknowledge_data(at, key, lun, target_transfer_tag);
@@ -157,9 +158,9 @@ impl Session {
             _ => return Err(PeerMisbehaved::UnknownTask { what: "a SCSI response", task_tag }),
         }
         let ScsiResponse { status, response, residual, .. } = header;
-        let ahs = if self.config.in_channel { pdu.ahs.clone() } else { Bytes::new() };
+        let written = if self.config.in_channel { ahs::written(&pdu.ahs).unwrap_or_default() } else { None };
         let (task, sense) = (TaskId(task_tag), sense_of(&pdu.data));
-        self.finish(Completed { task, status, response, sense, residual, moved_bytes: 0, ahs });
+        self.finish(Completed { task, status, response, sense, residual, moved_bytes: 0, written });
         Ok(())
     }
 
@@ -390,23 +391,29 @@ fn seconds(count: u16) -> Duration {
 /// Parts of one text exchange.
 const TEXT_ROUNDS_MAX: usize = 1024;
 
-/// How much of a transfer a Data-In stands for, in bytes.
-fn covered_bytes(pdu: &Pdu, block_bytes: Option<u32>) -> Result<u32, &'static str> {
+/// How much of a transfer a Data-In stands for, in bytes, and what it brings.
+fn content_of(pdu: Pdu, block_bytes: Option<u32>) -> Result<(u32, DataContent), &'static str> {
     let len = pdu.data.len() as u32;
     let Some(block_bytes) = block_bytes.filter(|bytes| *bytes > 0) else {
-        return if pdu.sealed { Err("sealed data for a plain read") } else { Ok(len) };
+        return if pdu.sealed { Err("sealed data for a plain read") } else { Ok((len, DataContent::Plain(pdu.data))) };
     };
     if len > 0 {
-        let records = SealRecords::find(&pdu.ahs).map_err(|_| "malformed seal records")?;
-        let count = records.map_or(0, |records| records.count()) as u64;
-        return match pdu.sealed && count * u64::from(block_bytes) == u64::from(len) {
-            true => Ok(len),
-            false => Err("sealed data that is not whole blocks with a record each"),
+        let records = ahs::seal_records(pdu.ahs).map_err(|_| "malformed seal records")?;
+        let fits = |count: usize| count as u64 * u64::from(block_bytes) == u64::from(len);
+        return match records {
+            Some(records) if pdu.sealed && fits(records.count()) => {
+                Ok((len, DataContent::Sealed { data: pdu.data, records }))
+            }
+            _ => Err("sealed data that is not whole blocks with a record each"),
         };
     }
     match Hole::covered_blocks(&pdu.ahs) {
-        Some(blocks) => blocks.checked_mul(block_bytes).ok_or("a hole longer than any transfer"),
-        None => Ok(0),
+        Some(blocks) => {
+            let covers_bytes = blocks.checked_mul(block_bytes).ok_or("a hole longer than any transfer")?;
+            let (sequence, record) = ahs::hole_record(pdu.ahs);
+            Ok((covers_bytes, DataContent::Hole { sequence, record }))
+        }
+        None => Ok((0, DataContent::Plain(pdu.data))),
     }
 }
 

@@ -1,8 +1,6 @@
 //! Error recovery level 1 (RFC 7143 §7) as an initiator does it: what a digest shows to be damaged is asked for again by SNACK, and
 //! what the target found damaged is sent again. Answers may then come twice or beyond a gap. Absent: level 2 (`reassign`).
 
-use bytes::Bytes;
-
 use super::connection::Connection;
 use super::{Completed, ConnectionId, Direction, Lun, REQUESTS_MAX, Session, TAG_NONE, TaskId, key_of};
 use crate::pdu::{Answer, Bhs, DataIn, Opcode, Pdu, ScsiResponse, Snack};
@@ -103,8 +101,7 @@ impl Session {
         }
         let (status, response, residual) = (header.status, header.response, header.residual);
         // Only reads have data that may be missing, and their responses have no header segments.
-        let ahs = Bytes::new();
-        let completed = Completed { task, status, response, sense, residual, moved_bytes: 0, ahs };
+        let completed = Completed { task, status, response, sense, residual, moved_bytes: 0, written: None };
         found.early = Some(Early { stat_sn: header.sequence.stat_sn, data_pdus: header.exp_data_sn, completed });
         true
     }

@@ -4,6 +4,8 @@
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
+use strongroom_scsi::transport::Parameters;
+
 use super::{ConnectionId, Direction, Phase, Session, WriteSource, task_id};
 use crate::Agreed;
 use crate::ahs;
@@ -82,7 +84,10 @@ impl Session {
         let cmd_sn = task.cmd_sn.unwrap_or(self.cmd_sn);
         let command = &task.command;
         let agreed = &connection.agreed;
-        let plan = command.write.as_ref().map_or(Plan::default(), |source| plan(source, command.ahs.len(), agreed));
+        let plan = command
+            .write
+            .as_ref()
+            .map_or(Plan::default(), |source| plan(source, ahs::parameters_bytes(&command.parameters), agreed));
         let header = ScsiCommand {
             immediate: false,
             is_final: plan.unsolicited_end == plan.immediate,
@@ -97,8 +102,8 @@ impl Session {
             cdb: command.cdb,
         };
         let cut = match &command.write {
-            Some(source) if plan.immediate > 0 => cut(source, 0, plan.immediate, &command.ahs),
-            _ => Cut { data: Buffer::empty(), ahs: command.ahs.clone(), sealed: false },
+            Some(source) if plan.immediate > 0 => cut(source, 0, plan.immediate, &command.parameters),
+            _ => Cut { data: Buffer::empty(), ahs: parameter_segments(&command.parameters), sealed: false },
         };
         if command.write.is_some() {
             task.moved = plan.unsolicited_end;
@@ -126,7 +131,7 @@ impl Session {
         let task = self.tasks.get_mut(key).expect("a task's bursts go with it");
         let source = task.command.write.as_ref().expect("only writes have bursts");
         let len = pdu_bytes(source, burst.end - burst.offset, 0, &connection.agreed);
-        let cut = cut(source, burst.offset, len, &Bytes::new());
+        let cut = cut(source, burst.offset, len, &Parameters::default());
         let is_final = burst.offset + len == burst.end;
         let header = DataOut {
             is_final,
@@ -181,17 +186,30 @@ fn pdu_bytes(source: &WriteSource, left: u32, ahs_bytes: usize, agreed: &Agreed)
     }
 }
 
-/// Part of a write, with `command_ahs` and the records of its blocks.
-fn cut(source: &WriteSource, offset: u32, len: u32, command_ahs: &Bytes) -> Cut {
+/// The header segments of a command without sealed data.
+fn parameter_segments(parameters: &Parameters) -> Bytes {
+    let len_bytes = ahs::parameters_bytes(parameters);
+    if len_bytes == 0 {
+        return Bytes::new();
+    }
+    let mut segments = Vec::with_capacity(len_bytes);
+    ahs::push_parameters(&mut segments, parameters);
+    Bytes::from(segments)
+}
+
+/// Part of a write, with `parameters` and the records of its blocks.
+fn cut(source: &WriteSource, offset: u32, len: u32, parameters: &Parameters) -> Cut {
     let range = offset as usize..(offset + len) as usize;
     let data = source.data.slice(range);
-    let Some(records) = &source.records else { return Cut { data, ahs: command_ahs.clone(), sealed: false } };
+    let Some(records) = &source.records else {
+        return Cut { data, ahs: parameter_segments(parameters), sealed: false };
+    };
     let record_bytes = records.record_bytes as usize;
     let (first, count) = ((offset / records.block_bytes) as usize, (len / records.block_bytes) as usize);
     let entries = &records.bytes[first * record_bytes..(first + count) * record_bytes];
     // Large enough from the start: growing would leave a copy of block keys behind.
-    let mut segments = Vec::with_capacity(command_ahs.len() + entries.len() + 8);
-    segments.extend_from_slice(command_ahs);
+    let mut segments = Vec::with_capacity(ahs::parameters_bytes(parameters) + entries.len() + 8);
+    ahs::push_parameters(&mut segments, parameters);
     ahs::push_seal_records(&mut segments, record_bytes, entries);
     Cut { data, ahs: strongroom_block::wiped(segments), sealed: true }
 }

@@ -1,17 +1,15 @@
 //! What goes in and out of an initiator session: configuration, commands, events.
 
-use std::fmt;
 use std::time::Duration;
-
-use bytes::Bytes;
-use strongroom_block::Buffer;
 
 use super::ConnectionId;
 use crate::chap::{Algorithm, Challenge, Credentials};
 pub use crate::pdu::Attribute;
 pub use crate::target::{SendTargets, SessionKind, TargetEntry};
-use crate::{Agreed, CloseReason, LoginStatus, Lun, Offer, Residual, ahs};
-pub use strongroom_scsi::transport::initiator::{SubmitError, TaskId, WriteRecords, WriteSource};
+use crate::{Agreed, CloseReason, LoginStatus, Lun, Offer};
+pub use strongroom_scsi::transport::initiator::{
+    Command, Completed, DataContent, DataIn, SubmitError, TaskId, WriteRecords, WriteSource,
+};
 pub use strongroom_scsi::transport::{Direction, TaskFunction, TaskManagementResult};
 
 /// Most tasks that a session holds at once, those that wait for the command window included.
@@ -73,72 +71,6 @@ pub struct ChapLogin {
     pub algorithms: Vec<Algorithm>,
     /// What the target has to answer.
     pub challenge: Challenge,
-}
-
-/// A SCSI command to send.
-#[derive(Clone)]
-pub struct Command {
-    /// Logical unit.
-    pub lun: Lun,
-    /// The command.
-    pub cdb: [u8; 16],
-    /// How it may be ordered.
-    pub attribute: Attribute,
-    /// Which way the data flows.
-    pub direction: Direction,
-    /// Bytes to move. For a write, the length of its data.
-    pub expected_bytes: u32,
-    /// The data of a write.
-    pub write: Option<WriteSource>,
-    /// Header segments to go with the command PDU (an expected stamp, a store sequence); empty for none.
-    pub ahs: Bytes,
-    /// The block size of a read of sealed blocks, in bytes, so that holes can be counted; `None` on a plain unit.
-    pub sealed_block_bytes: Option<u32>,
-}
-
-impl fmt::Debug for Command {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Command")
-            .field("lun", &self.lun)
-            .field("cdb", &self.cdb)
-            .field("attribute", &self.attribute)
-            .field("direction", &self.direction)
-            .field("expected_bytes", &self.expected_bytes)
-            .field("write", &self.write)
-            .field("ahs", &ahs::Redacted(&self.ahs))
-            .field("sealed_block_bytes", &self.sealed_block_bytes)
-            .finish()
-    }
-}
-
-impl Command {
-    /// A command without data.
-    pub fn without_data(lun: Lun, cdb: [u8; 16]) -> Command {
-        Command {
-            lun,
-            cdb,
-            attribute: Attribute::Simple,
-            direction: Direction::None,
-            expected_bytes: 0,
-            write: None,
-            ahs: Bytes::new(),
-            sealed_block_bytes: None,
-        }
-    }
-
-    /// A command that returns up to `expected_bytes`.
-    pub fn read(lun: Lun, cdb: [u8; 16], expected_bytes: u32) -> Command {
-        Command { direction: Direction::Read, expected_bytes, ..Command::without_data(lun, cdb) }
-    }
-
-    /// A command that takes `data`.
-    ///
-    /// # Panics
-    /// If the data is 4 GiB or longer.
-    pub fn write(lun: Lun, cdb: [u8; 16], data: WriteSource) -> Command {
-        let expected_bytes = u32::try_from(data.data.len()).expect("a transfer is less than 4 GiB");
-        Command { direction: Direction::Write, expected_bytes, write: Some(data), ..Command::without_data(lun, cdb) }
-    }
 }
 
 /// What the application is told.
@@ -214,53 +146,4 @@ pub enum Event {
     },
     /// The session is over; tasks without `Completed` have an unknown outcome. Always the last event.
     Closed(CloseReason),
-}
-
-/// Part of what a read returns.
-#[derive(Clone)]
-pub struct DataIn {
-    /// The task.
-    pub task: TaskId,
-    /// Where it belongs, in bytes from the start of the transfer.
-    pub offset: u32,
-    /// The bytes; none for a hole.
-    pub data: Buffer,
-    /// The header segments: seal records of exactly these blocks, or a hole; empty on a plain unit.
-    pub ahs: Bytes,
-    /// Whether the frame left the data as it was (SEALED).
-    pub sealed: bool,
-    /// How much of the transfer it stands for, in bytes.
-    pub covers_bytes: u32,
-}
-
-impl fmt::Debug for DataIn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DataIn")
-            .field("task", &self.task)
-            .field("offset", &self.offset)
-            .field("data", &self.data)
-            .field("ahs", &ahs::Redacted(&self.ahs))
-            .field("sealed", &self.sealed)
-            .field("covers_bytes", &self.covers_bytes)
-            .finish()
-    }
-}
-
-/// The end of a command.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Completed {
-    /// The task.
-    pub task: TaskId,
-    /// SCSI status; 0 is GOOD. Meaningless unless `response` is 0.
-    pub status: u8,
-    /// iSCSI response; 0: the command was completed at the target.
-    pub response: u8,
-    /// Sense data; empty for none.
-    pub sense: Vec<u8>,
-    /// Expected against wanted length, as the target has it.
-    pub residual: Residual,
-    /// How much of the transfer was moved here, holes included, in bytes.
-    pub moved_bytes: u32,
-    /// The header segments of the SCSI Response ([`crate::ahs::Written`]); empty for none, and outside a channel.
-    pub ahs: Bytes,
 }

@@ -6,8 +6,9 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use super::retransmit::Resumption;
+use super::segment::DataSegment;
 use super::sense::{self, Sense};
-use super::types::{DataSegment, Direction, Response};
+use super::types::{Direction, Response};
 use crate::pdu::{Answer, BHS_BYTES, CHANNEL_HEADER_BYTES_MAX, DataIn, Lun, Pdu, ScsiResponse, Sequence};
 use crate::slots::Key;
 use crate::{Residual, Serial, ahs};
@@ -65,25 +66,39 @@ pub(super) enum ResponsePdu {
 
 impl ResponseTransfer {
     /// The response to a task that expects `expected` bytes. Header segments go out inside a channel only: RFC 7143 has none on a
-    /// SCSI Response.
-    pub(super) fn new(response: Response, direction: Direction, expected: u32, in_channel: bool) -> ResponseTransfer {
-        let offered: u64 = response.data.iter().map(|segment| u64::from(segment.covers_bytes)).sum();
+    /// SCSI Response. Data that `can_send` refuses is answered with CHECK CONDITION.
+    pub(super) fn new(
+        mut response: Response,
+        direction: Direction,
+        expected: u32,
+        in_channel: bool,
+        can_send: impl Fn(&DataSegment) -> bool,
+    ) -> ResponseTransfer {
+        let parts = std::mem::take(&mut response.data).into_iter().filter(|part| part.covers_bytes() > 0);
+        let mut segments: VecDeque<DataSegment> = parts.map(DataSegment::from).collect();
+        if !segments.iter().all(can_send) {
+            segments.clear();
+            response = Response::check_condition(sense::SEGMENT_TOO_SHORT.encode());
+        }
+        let offered: u64 = segments.iter().map(|segment| u64::from(segment.covers_bytes)).sum();
         let wanted = response.wanted_bytes.unwrap_or(match direction {
             Direction::Read => offered,
             Direction::Write => u64::from(expected),
             Direction::None => 0,
         });
         let to_send = match direction {
-            Direction::Read => sendable(&response.data, expected),
+            Direction::Read => sendable(&segments, expected),
             _ => 0,
         };
         let mut sense = response.sense;
         sense.truncate(SENSE_BYTES_MAX);
+        let written = response.written.filter(|_| in_channel);
+        let ahs = written.map(|written| ahs::written_segment(&written)).unwrap_or_default();
         ResponseTransfer {
             status: response.status,
             sense,
-            ahs: if in_channel { response.ahs } else { Bytes::new() },
-            segments: response.data.into_iter().filter(|segment| segment.covers_bytes > 0).collect(),
+            ahs,
+            segments,
             sent: 0,
             to_send,
             burst: 0,
@@ -277,33 +292,29 @@ impl RepeatedResponse {
 /// Whether a segment may be sent in one PDU of `segment_bytes_max`, where it cannot be cut: an initiator may declare that it takes less
 /// than a block. `None`: the connection is gone, and the one that takes the task over is asked later.
 pub(super) fn can_send(segment: &DataSegment, segment_bytes_max: Option<u32>, in_channel: bool) -> bool {
-    is_plain(segment)
+    segment.is_plain()
         || (in_channel
             && segment_bytes_max.is_none_or(|max| segment.data.len() <= max as usize)
             && BHS_BYTES + segment.ahs.len() <= CHANNEL_HEADER_BYTES_MAX)
 }
 
-fn is_plain(segment: &DataSegment) -> bool {
-    segment.ahs.is_empty() && !segment.sealed && segment.covers_bytes as usize == segment.data.len()
-}
-
 /// How much of a segment goes into one PDU, in bytes of the transfer.
 fn cut(segment: &DataSegment, left: u32, segment_bytes_max: u32, burst_left: u32) -> u32 {
-    match is_plain(segment) {
+    match segment.is_plain() {
         true => segment.covers_bytes.min(left).min(segment_bytes_max).min(burst_left.max(1)),
         false => segment.covers_bytes,
     }
 }
 
 /// How much of the segments fits the expected length, in bytes; what cannot be cut is sent entirely or not at all.
-fn sendable(segments: &[DataSegment], expected_bytes: u32) -> u32 {
+fn sendable(segments: &VecDeque<DataSegment>, expected_bytes: u32) -> u32 {
     let mut sum = 0u32;
     for segment in segments {
         let left = expected_bytes - sum;
         if segment.covers_bytes <= left {
             sum += segment.covers_bytes;
         } else {
-            if is_plain(segment) {
+            if segment.is_plain() {
                 sum = expected_bytes;
             }
             break;

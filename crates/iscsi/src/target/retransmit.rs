@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::types::DataSegment;
+use super::segment::DataSegment;
 use crate::Serial;
 use crate::pdu::fields::{self, Field};
 use crate::pdu::{Opcode, Pdu, TAG_NONE};

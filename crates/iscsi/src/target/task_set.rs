@@ -8,10 +8,11 @@ use super::lost::LostConnections;
 use super::memory::{SessionMemory, Solicitation};
 use super::respond::{RepeatedResponse, ResponsePdu, ResponseTransfer, Turn, can_send};
 use super::retransmit::Resumption;
+use super::segment::DataSegment;
 use super::sense::{self, Sense};
 use super::task::{Task, TaskPhase};
 use super::tasks::TaskTable;
-use super::types::{Command, Config, DataSegment, Direction, Response, Statistics, TaskId};
+use super::types::{Command, Config, Direction, Response, Statistics, TaskId};
 use super::write::{DataOutFault, Unsolicited, WriteLimits, WriteNeed, memory_bytes};
 use crate::login::Agreed;
 use crate::pdu::fields::{self, Field};
@@ -20,7 +21,7 @@ use crate::pdu::{
     TaskManagementRequest, TaskManagementResult,
 };
 use crate::slots::Key;
-use crate::{PeerMisbehaved, Serial};
+use crate::{PeerMisbehaved, Serial, ahs};
 
 /// All tasks of a session, with the memory that they take.
 #[derive(Debug)]
@@ -272,7 +273,7 @@ impl TaskSet {
             task: TaskId::from(key),
             lun: task.lun,
             cdb: task.cdb,
-            ahs: std::mem::take(&mut task.ahs),
+            parameters: ahs::parameters(&std::mem::take(&mut task.ahs)),
             attribute: task.attribute,
             direction: task.direction,
             expected_bytes: task.expected_bytes,
@@ -313,11 +314,8 @@ impl TaskSet {
         let Some(task) = self.table.get_mut(key) else { return };
         let id = task.connection;
         let is_sendable = sendability(connections, id, self.in_channel);
-        let response = match response.data.iter().all(is_sendable) {
-            true => response,
-            false => Response::check_condition(sense::SEGMENT_TOO_SHORT.encode()),
-        };
-        let transfer = ResponseTransfer::new(response, task.direction, task.expected_bytes, self.in_channel);
+        let transfer =
+            ResponseTransfer::new(response, task.direction, task.expected_bytes, self.in_channel, is_sendable);
         self.statistics.count_residual(transfer.residual());
         self.memory.add_unsent(transfer.unsent_bytes());
         task.phase = TaskPhase::Responding(transfer);

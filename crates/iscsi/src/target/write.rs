@@ -151,7 +151,7 @@ impl WriteTransfer {
         if !pdu.data.is_empty() {
             self.unsolicited_memory = unsolicited.immediate_memory;
             self.received = pdu.data.len() as u32;
-            self.segments.push(WriteSegment { offset: 0, data: pdu.data, ahs: pdu.ahs, sealed: pdu.sealed });
+            self.segments.push(write_segment(0, pdu));
         }
         self.requested = self.received;
     }
@@ -208,7 +208,7 @@ impl WriteTransfer {
         let offset = header.buffer_offset;
         self.received = offset + pdu.data.len() as u32;
         if !pdu.data.is_empty() {
-            self.segments.push(WriteSegment { offset, data: pdu.data, ahs: pdu.ahs, sealed: pdu.sealed });
+            self.segments.push(write_segment(offset, pdu));
         }
         let is_unsolicited = header.target_transfer_tag == TAG_NONE;
         let sequence = if is_unsolicited { self.unsolicited.as_ref() } else { self.solicited.front() };
@@ -325,6 +325,12 @@ pub(super) fn check_sealed(request: &Request, pdu: &Pdu, in_channel: bool) -> Re
         Some(_) => return Ok(()),
     };
     Err(PeerMisbehaved::Data { task_tag, why })
+}
+
+/// The data of a PDU, and the records that a sealed one leaves it to: see [`check_sealed`].
+fn write_segment(offset: u32, pdu: Pdu) -> WriteSegment {
+    let records = if pdu.sealed { ahs::seal_records(pdu.ahs).ok().flatten() } else { None };
+    WriteSegment { offset, data: pdu.data, records }
 }
 
 /// Names an R2T: slot, use of the slot, and R2T within the task, so that late data never meets another write.

@@ -4,7 +4,6 @@
 mod logins;
 mod memory;
 
-use bytes::Bytes;
 use strongroom_block::Buffer;
 use strongroom_iscsi::pdu::{
     Answer, Attribute, DataOut, LoginRequest, NopOut, RejectReason, ScsiCommand, TAG_NONE, TextRequest,
@@ -426,7 +425,9 @@ fn a_second_question_waits_for_the_answer_to_the_first() {
 /// An initiator that declares less than a block gets an error, and no PDU that it does not take.
 #[test]
 fn a_sealed_block_that_does_not_fit_is_not_sent() {
-    use strongroom_iscsi::target::DataSegment;
+    use strongroom_block::{AttachId, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite};
+    use strongroom_iscsi::target::ReadPart;
+    use strongroom_scsi::transport::StoredRecords;
     let config = target::Config { in_channel: true, ..small() };
     let mut victim = Victim::logged_in(config, "MaxRecvDataSegmentLength=512\0");
     assert_eq!(victim.session.sealed_blocks_max(4096, 64), 0);
@@ -446,10 +447,11 @@ fn a_sealed_block_that_does_not_fit_is_not_sent() {
     victim.cmd_sn += 1;
     victim.say(command.encode(), &[]);
     let Some(Event::Command(command)) = victim.session.poll_event() else { panic!("a command") };
-    let mut header = Vec::new();
-    strongroom_iscsi::ahs::push_seal_records(&mut header, 64, &[0; 64]);
-    let segment = DataSegment::sealed(Buffer::copy_from(&[0; 4096]), Bytes::from(header));
-    victim.session.complete(command.task, Response { data: vec![segment], ..Response::good() });
+    let stamp = Stamp { attach_id: AttachId([1; 16]), counter: 1 };
+    let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(0), 1, stamp, 0, [0; 16]);
+    let records = StoredRecords::new(64, [(StoreSequence(1), &record)].into_iter(), false);
+    let part = ReadPart::Sealed { data: Buffer::copy_from(&[0; 4096]), records };
+    victim.session.complete(command.task, Response { data: vec![part], ..Response::good() });
     victim.expect_sense(1, 0x05, [0x26, 0x02]);
     victim.expect_alive();
 }

@@ -313,7 +313,7 @@ impl Pair {
         let mut data = Vec::new();
         loop {
             match self.initiator.poll_event() {
-                Some(initiator::Event::DataIn(part)) => data.extend_from_slice(&part.data),
+                Some(initiator::Event::DataIn(part)) => data.extend_from_slice(part.data()),
                 Some(initiator::Event::Completed(completed)) => return (data, completed),
                 other => panic!("expected a completion, got {other:?}"),
             }

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{self, Command, SubmitError, TaskFunction, TaskManagementResult, WriteSource};
 use strongroom_iscsi::pdu::{Answer, Opcode, Request, TAG_NONE};
-use strongroom_iscsi::target::{self, DataSegment, ManagementFunction, Response};
+use strongroom_iscsi::target::{self, ManagementFunction, ReadPart, Response};
 use strongroom_iscsi::{CloseReason, Lun, PeerMisbehaved, Residual};
+use strongroom_scsi::transport::{Parameters, Written};
 
 use crate::pair::{Pair, initiator_config};
 
@@ -130,7 +130,7 @@ fn data_before_a_check_condition_is_followed_by_a_response() {
     pair.initiator.submit(Command::read(LUN, [0x28; 16], 8192)).expect("in");
     pair.settle();
     let command = pair.command();
-    let data = vec![DataSegment::plain(Buffer::copy_from(&[1; 4096]))];
+    let data = vec![ReadPart::Plain(Buffer::copy_from(&[1; 4096]))];
     let sense = vec![0x72, 3, 0x11, 0];
     pair.target.complete(command.task, Response { data, ..Response::check_condition(sense.clone()) });
     pair.settle();
@@ -409,28 +409,27 @@ fn a_lost_connection_is_reported_once() {
 }
 
 #[test]
-fn header_segments_of_a_command_pass_through() {
-    use strongroom_iscsi::ahs;
+fn parameters_of_a_command_pass_through() {
     for in_channel in [false, true] {
         let initiator = initiator::Config { in_channel, ..initiator_config() };
         let target = target::Config { in_channel, ..target::Config::default() };
         let mut pair = Pair::logged_in(initiator, target);
-        let mut segments = Vec::new();
-        ahs::push_older_than(&mut segments, 9);
-        ahs::push_expected_stamp(&mut segments, &[4; 24]);
-        let command = Command { ahs: Bytes::from(segments.clone()), ..Command::read(LUN, [0xc1; 16], 512) };
+        let parameters = Parameters {
+            older_than: Some(strongroom_block::StoreSequence(9)),
+            expected_stamp: Some([4; 24]),
+            ..Parameters::default()
+        };
+        let command = Command { parameters, ..Command::read(LUN, [0xc1; 16], 512) };
         pair.initiator.submit(command).expect("in");
         pair.settle();
         let command = pair.command();
-        assert_eq!(command.ahs, segments);
-        assert_eq!((ahs::older_than(&command.ahs), ahs::expected_stamp(&command.ahs)), (Some(9), Some([4; 24])));
+        assert_eq!(command.parameters, parameters);
     }
 }
 
 /// RFC 7143 gives a SCSI Response no header segments: a stock initiator must not see any.
 #[test]
 fn header_segments_of_a_response_stay_inside_a_channel() {
-    use strongroom_iscsi::ahs::Written;
     for in_channel in [false, true] {
         let initiator = initiator::Config { in_channel, ..initiator_config() };
         let target = target::Config { in_channel, ..target::Config::default() };
@@ -439,11 +438,11 @@ fn header_segments_of_a_response_stay_inside_a_channel() {
         pair.settle();
         let command = pair.command();
         let written = Written { first: strongroom_block::StoreSequence(7), ..Written::default() };
-        pair.target.complete(command.task, Response { ahs: written.to_segment(), ..Response::good() });
+        pair.target.complete(command.task, Response { written: Some(written), ..Response::good() });
         pair.settle();
         let Some(initiator::Event::Completed(completed)) = pair.initiator.poll_event() else { panic!("completed") };
         assert_eq!(completed.status, 0);
-        assert_eq!(Written::find(&completed.ahs), Ok(in_channel.then_some(written)));
+        assert_eq!(completed.written, in_channel.then_some(written));
     }
 }
 

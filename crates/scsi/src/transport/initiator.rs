@@ -3,11 +3,64 @@
 use std::fmt;
 
 use bytes::Bytes;
-use strongroom_block::Buffer;
+use strongroom_block::{Buffer, StoreSequence};
+
+use super::{Direction, Lun, Parameters, Residual, SealRecords, TaskAttribute, Written};
 
 /// Names a task of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(pub u32);
+
+/// A SCSI command to send.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// Logical unit.
+    pub lun: Lun,
+    /// The command.
+    pub cdb: [u8; 16],
+    /// How it may be ordered.
+    pub attribute: TaskAttribute,
+    /// Which way the data flows.
+    pub direction: Direction,
+    /// Bytes to transfer. For a write, the length of its data.
+    pub expected_bytes: u32,
+    /// The data of a write.
+    pub write: Option<WriteSource>,
+    /// What it carries beside the CDB.
+    pub parameters: Parameters,
+    /// The block size of a read of sealed blocks, in bytes, so that holes can be counted; `None` on a plain unit.
+    pub sealed_block_bytes: Option<u32>,
+}
+
+impl Command {
+    /// A command without data.
+    pub fn without_data(lun: Lun, cdb: [u8; 16]) -> Command {
+        Command {
+            lun,
+            cdb,
+            attribute: TaskAttribute::Simple,
+            direction: Direction::None,
+            expected_bytes: 0,
+            write: None,
+            parameters: Parameters::default(),
+            sealed_block_bytes: None,
+        }
+    }
+
+    /// A command that returns up to `expected_bytes`.
+    pub fn read(lun: Lun, cdb: [u8; 16], expected_bytes: u32) -> Command {
+        Command { direction: Direction::Read, expected_bytes, ..Command::without_data(lun, cdb) }
+    }
+
+    /// A command that takes `data`.
+    ///
+    /// # Panics
+    /// If the data is 4 GiB or longer.
+    pub fn write(lun: Lun, cdb: [u8; 16], data: WriteSource) -> Command {
+        let expected_bytes = u32::try_from(data.data.len()).expect("a transfer is less than 4 GiB");
+        Command { direction: Direction::Write, expected_bytes, write: Some(data), ..Command::without_data(lun, cdb) }
+    }
+}
 
 /// What a write sends.
 #[derive(Clone, Debug)]
@@ -58,4 +111,82 @@ pub enum SubmitError {
     /// The command contradicts itself: a wrong length, records that do not fit the data, or sealed data where the transport carries none.
     #[error("the command cannot be sent: {0}")]
     Malformed(&'static str),
+}
+
+/// Part of what a read returns.
+#[derive(Clone, Debug)]
+pub struct DataIn {
+    /// The task.
+    pub task: TaskId,
+    /// Where it belongs, in bytes from the start of the transfer.
+    pub offset: u32,
+    /// How much of the transfer it stands for, in bytes.
+    pub covers_bytes: u32,
+    /// What it is.
+    pub content: DataContent,
+}
+
+impl DataIn {
+    /// The bytes; none for a hole.
+    pub fn data(&self) -> &[u8] {
+        match &self.content {
+            DataContent::Plain(data) | DataContent::Sealed { data, .. } => data,
+            DataContent::Hole { .. } => &[],
+        }
+    }
+}
+
+/// The content of a [`DataIn`].
+#[derive(Clone)]
+pub enum DataContent {
+    /// Bytes that the transport protected.
+    Plain(Buffer),
+    /// Whole sealed blocks, which the transport left to their records.
+    Sealed {
+        /// The blocks.
+        data: Buffer,
+        /// One entry per block: store sequence and record.
+        records: SealRecords,
+    },
+    /// Absent blocks.
+    Hole {
+        /// When the hole was stored.
+        sequence: StoreSequence,
+        /// The encoded [`HoleRecord`](strongroom_block::HoleRecord) that says so, which nobody has looked at.
+        record: Bytes,
+    },
+}
+
+impl fmt::Debug for DataContent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DataContent::Plain(data) => f.debug_tuple("Plain").field(data).finish(),
+            DataContent::Sealed { data, records } => {
+                f.debug_struct("Sealed").field("data", data).field("records", records).finish()
+            }
+            DataContent::Hole { sequence, record } => {
+                let record = format_args!("{} bytes", record.len());
+                f.debug_struct("Hole").field("sequence", sequence).field("record", &record).finish()
+            }
+        }
+    }
+}
+
+/// The end of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// The task.
+    pub task: TaskId,
+    /// SCSI status; 0 is GOOD. Meaningless unless `response` is 0.
+    pub status: u8,
+    /// The service response; 0: the command was completed at the target. Anything else: it failed on the way, and its outcome is unknown.
+    pub response: u8,
+    /// Sense data; empty for none.
+    pub sense: Vec<u8>,
+    /// Expected against wanted length, as the target has it.
+    pub residual: Residual,
+    /// How much of the transfer was moved here, holes included, in bytes.
+    pub moved_bytes: u32,
+    /// Where a write of sealed blocks or holes was stored, if the target says so.
+    pub written: Option<Written>,
 }

@@ -5,9 +5,9 @@
 
 use std::collections::HashSet;
 
-use strongroom_iscsi::target::{self as iscsi, Response, TaskId};
 use strongroom_scsi::persistent::Effects;
 use strongroom_scsi::persistent::parameters::LIST_BYTES_MAX;
+use strongroom_scsi::transport::target::{self as transport, Response, TaskId};
 use strongroom_scsi::vendor::lease::{Claim, ClaimError};
 use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, VendorCommand, vendor};
 
@@ -136,7 +136,7 @@ impl AccessControl {
     pub(super) fn reserve_out(
         &mut self,
         key: SessionKey,
-        request: iscsi::Command,
+        request: transport::Command,
         executor: &mut Executor,
     ) -> Option<Response> {
         if self.reservations.is_changing() {
@@ -179,7 +179,7 @@ impl AccessControl {
     pub(super) fn lease_command(
         &mut self,
         key: SessionKey,
-        request: iscsi::Command,
+        request: transport::Command,
         (volume, is_read_only): (&VolumeName, bool),
         executor: &mut Executor,
     ) -> Option<Response> {
@@ -306,7 +306,7 @@ fn answer_later(task: TaskKey, response: Option<Response>, executor: &mut Execut
     }
 }
 
-fn parse_claim(request: &iscsi::Command, list_len: u32) -> Result<Claim, Sense> {
+fn parse_claim(request: &transport::Command, list_len: u32) -> Result<Claim, Sense> {
     if list_len > Claim::BYTES_MAX {
         return Err(Sense::PARAMETER_LIST_LENGTH);
     }

@@ -1,21 +1,26 @@
 //! The checks before every command: whether it can be decoded, which unit it is for, and whether it may be executed now. Then the file for its
 //! kind plans it.
 
-use strongroom_iscsi::{Lun, target as iscsi};
+use strongroom_scsi::transport::{Lun, target as transport};
 use strongroom_scsi::{Command, Sense, Status, VendorCommand};
 
 use super::response::status;
 use super::{Plan, SessionKey, Unit, answers};
 
 impl Unit {
-    pub(super) fn plan(&mut self, connection: SessionKey, command: iscsi::Command, sealed_blocks_max: usize) -> Plan {
+    pub(super) fn plan(
+        &mut self,
+        connection: SessionKey,
+        command: transport::Command,
+        sealed_blocks_max: usize,
+    ) -> Plan {
         let decoded = Command::decode(&command.cdb);
         // Only block data of a sealed unit may be left to its seal records; before anything else looks at the data.
         let may_be_sealed = decoded.as_ref().is_ok_and(|decoded| self.takes_sealed_data(decoded));
-        if !may_be_sealed && command.data.iter().any(|segment| segment.sealed) {
+        if !may_be_sealed && command.data.iter().any(|segment| segment.records.is_some()) {
             return Plan::Violation("a SEALED frame for data that is not block data of a sealed unit");
         }
-        if may_be_sealed && command.data.iter().any(|segment| !segment.sealed && !segment.data.is_empty()) {
+        if may_be_sealed && command.data.iter().any(|segment| segment.records.is_none() && !segment.data.is_empty()) {
             return Plan::Violation("block data of a sealed unit in a PROTECTED frame");
         }
         let decoded = match decoded {

@@ -1,13 +1,13 @@
 //! Commands that are answered from what the unit knows, without its store.
 
 use strongroom_block::Lba;
-use strongroom_iscsi::Lun;
-use strongroom_iscsi::target::{self as iscsi, Response};
 use strongroom_scsi::capacity::{ReadCapacity16, read_capacity_10};
 use strongroom_scsi::inquiry::{self, BlockLimits};
 use strongroom_scsi::log::Counters;
 use strongroom_scsi::mode::ModeSense;
 use strongroom_scsi::provisioning::{self, LBA_STATUS_DESCRIPTORS_MAX, LbaStatus};
+use strongroom_scsi::transport::Lun;
+use strongroom_scsi::transport::target::{self as transport, Response};
 use strongroom_scsi::{Command, Sense, UnitAttention, UnitKind, alua, defects, luns, supported, vendor};
 use strongroom_store::Op;
 
@@ -218,7 +218,7 @@ impl Unit {
         connection: SessionKey,
         (ten, page_format, save): (bool, bool, bool),
         parameter_list_len: u16,
-        request: &iscsi::Command,
+        request: &transport::Command,
     ) -> Plan {
         // Pages in the standard's format (PF=1), and nowhere to save them.
         if !page_format || save {

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use strongroom_block::{BufferMut, Lba};
-use strongroom_iscsi::target as iscsi;
-use strongroom_iscsi::target::{Direction, Response};
 use strongroom_scsi::provisioning;
+use strongroom_scsi::transport::Direction;
+use strongroom_scsi::transport::target as transport;
+use strongroom_scsi::transport::target::Response;
 use strongroom_scsi::{Command, Sense};
 use strongroom_store::Op;
 
@@ -26,7 +27,12 @@ pub(super) struct Transfer {
 }
 
 impl Unit {
-    pub(super) fn plan_blocks(&mut self, command: Command, request: &iscsi::Command, sealed_blocks_max: usize) -> Plan {
+    pub(super) fn plan_blocks(
+        &mut self,
+        command: Command,
+        request: &transport::Command,
+        sealed_blocks_max: usize,
+    ) -> Plan {
         let planned = match command {
             Command::Read { lba, count, fua, .. } => self.plan_read(lba, count, fua, request, sealed_blocks_max),
             Command::Write { lba, count, fua, .. } => self.plan_write(lba, count, fua, request),
@@ -44,7 +50,7 @@ impl Unit {
             Command::OrWrite { lba, count, fua } => self.plan_or_write(lba, count, fua, request),
             Command::PreFetch { lba, count, immediate } => self.plan_prefetch(lba, count, immediate),
             Command::Sanitize { immediate, action, parameter_list_len } => {
-                self.plan_sanitize(immediate, action, parameter_list_len, &request.ahs)
+                self.plan_sanitize(immediate, action, parameter_list_len, request.parameters.keys_destroyed)
             }
             _ => Err(Sense::INVALID_OPCODE),
         };
@@ -56,7 +62,7 @@ impl Unit {
         lba: Lba,
         count: u32,
         fua: bool,
-        request: &iscsi::Command,
+        request: &transport::Command,
         sealed_blocks_max: usize,
     ) -> Result<Plan, Sense> {
         self.check_range(lba, count.into())?;
@@ -78,7 +84,7 @@ impl Unit {
         count: u32,
         boundary: u16,
         fua: bool,
-        request: &iscsi::Command,
+        request: &transport::Command,
     ) -> Result<Plan, Sense> {
         if boundary != 0 {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(10, None));
@@ -86,7 +92,7 @@ impl Unit {
         self.plan_write(lba, count, fua, request)
     }
 
-    fn plan_write(&mut self, lba: Lba, count: u32, fua: bool, request: &iscsi::Command) -> Result<Plan, Sense> {
+    fn plan_write(&mut self, lba: Lba, count: u32, fua: bool, request: &transport::Command) -> Result<Plan, Sense> {
         self.check_range(lba, count.into())?;
         let transfer = self.transfer(count, request, Direction::Write)?;
         if transfer.partly {
@@ -113,7 +119,7 @@ impl Unit {
         Ok(Plan::Start(work, Op::Write { lba, data, records, fua, origin }))
     }
 
-    fn plan_verify(&self, lba: Lba, count: u32, byte_check: u8, request: &iscsi::Command) -> Result<Plan, Sense> {
+    fn plan_verify(&self, lba: Lba, count: u32, byte_check: u8, request: &transport::Command) -> Result<Plan, Sense> {
         self.check_range(lba, count.into())?;
         if count == 0 {
             return Ok(Plan::Answer(Response::good()));
@@ -136,7 +142,7 @@ impl Unit {
         Ok(if immediate { Plan::Background(work, op) } else { Plan::Start(work, op) })
     }
 
-    fn plan_unmap(&self, anchor: bool, parameter_list_len: u16, request: &iscsi::Command) -> Result<Plan, Sense> {
+    fn plan_unmap(&self, anchor: bool, parameter_list_len: u16, request: &transport::Command) -> Result<Plan, Sense> {
         if anchor {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(0)));
         }
@@ -165,7 +171,7 @@ impl Unit {
         lba: Lba,
         count: u32,
         (unmap, anchor, no_data_out): (bool, bool, bool),
-        request: &iscsi::Command,
+        request: &transport::Command,
     ) -> Result<Plan, Sense> {
         if anchor {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4)));
@@ -188,7 +194,13 @@ impl Unit {
         Ok(Plan::Start(work, op))
     }
 
-    fn plan_compare_and_write(&self, lba: Lba, count: u8, fua: bool, request: &iscsi::Command) -> Result<Plan, Sense> {
+    fn plan_compare_and_write(
+        &self,
+        lba: Lba,
+        count: u8,
+        fua: bool,
+        request: &transport::Command,
+    ) -> Result<Plan, Sense> {
         let block_size = self.volume.geometry.block_size;
         if u32::from(count) > (COMPARE_BYTES_MAX / block_size.bytes()).min(255) {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(13, None));
@@ -213,7 +225,7 @@ impl Unit {
     pub(super) fn transfer(
         &self,
         count: u32,
-        request: &iscsi::Command,
+        request: &transport::Command,
         direction: Direction,
     ) -> Result<Transfer, Sense> {
         let block_size = self.volume.geometry.block_size;

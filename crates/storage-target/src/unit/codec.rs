@@ -10,7 +10,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use strongroom_block::{
     BlockKeyWrap, Buffer, BufferMut, HoleRecord, Lba, OpenError, Resealer, SealRecord, WrapError, keyless_checksum,
 };
@@ -78,9 +77,9 @@ impl BlockCodec {
         Ok(unwrapped)
     }
 
-    /// Header segments for the channel; their memory is wiped if they contain block keys. (Wiping takes longer than filling them.)
-    pub(super) fn header(&self, header: Vec<u8>) -> Bytes {
-        if self.wrap.is_some() { strongroom_block::wiped(header) } else { Bytes::from(header) }
+    /// Whether records carry block keys in the channel, so that their memory has to be wiped.
+    pub(super) fn has_block_keys(&self) -> bool {
+        self.wrap.is_some()
     }
 
     /// The form in which arrived blocks from `lba` on are stored.

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use strongroom_block::Token;
-use strongroom_iscsi::target::{Response, TaskId};
+use strongroom_scsi::transport::target::{Response, TaskId};
 use strongroom_store::Completion;
 
 use super::task::{Finished, SessionKey, TaskKey};

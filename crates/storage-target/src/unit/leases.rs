@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strongroom_block::foreign;
-use strongroom_iscsi::target::{self as iscsi, Response, TaskId};
+use strongroom_scsi::transport::target::{self as transport, Response, TaskId};
 use strongroom_scsi::vendor::lease::{Claim, LeaseId, LeaseMode, Standing, Writer, WriterRole};
 use strongroom_scsi::{Command, Sense, Status};
 
@@ -122,7 +122,7 @@ impl WriterLeases {
         self.changes.is_writing()
     }
 
-    pub(super) fn wait(&mut self, connection: SessionKey, request: iscsi::Command) {
+    pub(super) fn wait(&mut self, connection: SessionKey, request: transport::Command) {
         self.changes.wait(connection, request);
     }
 
@@ -314,7 +314,7 @@ impl WriterLeases {
     }
 
     /// The next command that waited for a change, once that is written.
-    pub(super) fn next_waiting(&mut self) -> Option<(SessionKey, iscsi::Command)> {
+    pub(super) fn next_waiting(&mut self) -> Option<(SessionKey, transport::Command)> {
         self.changes.next_waiting()
     }
 

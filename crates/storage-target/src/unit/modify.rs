@@ -2,8 +2,8 @@
 //! so that it never starves others.
 
 use strongroom_block::{Buffer, BufferMut, Lba};
-use strongroom_iscsi::ahs;
-use strongroom_iscsi::target::{self as iscsi, Direction, Response};
+use strongroom_scsi::transport::Direction;
+use strongroom_scsi::transport::target::{self as transport, Response};
 use strongroom_scsi::{Sense, Status};
 use strongroom_store::{Extent, Op, Outcome};
 
@@ -44,7 +44,7 @@ impl Unit {
         lba: Lba,
         count: u32,
         fua: bool,
-        request: &iscsi::Command,
+        request: &transport::Command,
     ) -> Result<Plan, Sense> {
         self.check_range(lba, count.into())?;
         let transfer = self.transfer(count, request, Direction::Write)?;
@@ -71,7 +71,7 @@ impl Unit {
         lba: Lba,
         wanted_bytes: u64,
         fua: bool,
-        request: &iscsi::Command,
+        request: &transport::Command,
     ) -> Result<Plan, Sense> {
         let data = gather(request, wanted_bytes.min(request.expected_bytes.into()))?;
         let shift = self.volume.geometry.block_size.shift();
@@ -84,9 +84,9 @@ impl Unit {
     pub(super) fn or_was_read(&self, or: Box<Changing>, extents: &[Extent]) -> Next {
         let mut compare = BufferMut::zeroed((or.blocks as usize) << self.volume.geometry.block_size.shift());
         let mut at = 0;
-        for segment in self.plain_segments(extents) {
-            compare[at..at + segment.data.len()].copy_from_slice(&segment.data);
-            at += segment.data.len();
+        for part in self.plain_parts(extents) {
+            compare[at..at + part.data().len()].copy_from_slice(part.data());
+            at += part.data().len();
         }
         let mut data = BufferMut::zeroed(compare.len());
         data.copy_from_slice(&compare);
@@ -117,7 +117,7 @@ impl Unit {
         lba: Lba,
         count: u32,
         byte_check: u8,
-        request: &iscsi::Command,
+        request: &transport::Command,
     ) -> Result<Plan, Sense> {
         self.check_range(lba, count.into())?;
         let transfer = self.transfer(count, request, Direction::Write)?;
@@ -154,12 +154,11 @@ impl Unit {
         immediate: bool,
         action: u8,
         parameter_list_len: u16,
-        segments: &[u8],
+        keys_destroyed: Option<u32>,
     ) -> Result<Plan, Sense> {
         if parameter_list_len != 0 {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(7, None));
         }
-        let keys_destroyed = ahs::keys_destroyed(segments);
         Ok(match self.sanitizer.start(action, keys_destroyed, &self.volume, &self.store)? {
             None => Plan::Answer(Response::good()),
             Some(op) if immediate => Plan::WhenCertain(Work::Sanitize, op),

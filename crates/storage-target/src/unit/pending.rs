@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use strongroom_iscsi::target::{self as iscsi, TaskId};
+use strongroom_scsi::transport::target::{self as transport, TaskId};
 
 use super::task::SessionKey;
 
@@ -10,7 +10,7 @@ use super::task::SessionKey;
 pub(super) struct PendingChanges<T> {
     writing: Option<Box<T>>,
     /// Bounded by the sessions' queue depths.
-    waiting: VecDeque<(SessionKey, iscsi::Command)>,
+    waiting: VecDeque<(SessionKey, transport::Command)>,
 }
 
 impl<T> Default for PendingChanges<T> {
@@ -22,7 +22,7 @@ impl<T> Default for PendingChanges<T> {
 impl<T> PendingChanges<T> {
     /// Removes waiting commands, one task or all of a session; returns the removed tasks.
     pub(super) fn withdraw(&mut self, connection: SessionKey, task: Option<TaskId>) -> Vec<TaskId> {
-        let concerned = |(key, command): &(SessionKey, iscsi::Command)| {
+        let concerned = |(key, command): &(SessionKey, transport::Command)| {
             *key == connection && task.is_none_or(|task| command.task == task)
         };
         let (gone, stay): (VecDeque<_>, VecDeque<_>) =
@@ -41,7 +41,7 @@ impl<T> PendingChanges<T> {
     }
 
     /// A command waits for the change that is being written.
-    pub(super) fn wait(&mut self, connection: SessionKey, request: iscsi::Command) {
+    pub(super) fn wait(&mut self, connection: SessionKey, request: transport::Command) {
         self.waiting.push_back((connection, request));
     }
 
@@ -57,7 +57,7 @@ impl<T> PendingChanges<T> {
     }
 
     /// The next waiting command, unless a change is being written.
-    pub(super) fn next_waiting(&mut self) -> Option<(SessionKey, iscsi::Command)> {
+    pub(super) fn next_waiting(&mut self) -> Option<(SessionKey, transport::Command)> {
         if self.is_writing() { None } else { self.waiting.pop_front() }
     }
 }

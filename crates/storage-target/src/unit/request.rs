@@ -1,17 +1,17 @@
 //! The write data of a command, as far as its CDB says how much there must be.
 
 use strongroom_block::Buffer;
-use strongroom_iscsi::target as iscsi;
-use strongroom_iscsi::target::Direction;
 use strongroom_scsi::Sense;
+use strongroom_scsi::transport::Direction;
+use strongroom_scsi::transport::target as transport;
 
 /// The first `bytes` of the write data, in one piece.
-pub(super) fn gather(request: &iscsi::Command, bytes: u64) -> Result<Buffer, Sense> {
+pub(super) fn gather(request: &transport::Command, bytes: u64) -> Result<Buffer, Sense> {
     leading(&request.gather(), bytes)
 }
 
 /// The same, where a transfer of another length means that the initiator meant another command.
-pub(super) fn gather_exactly(request: &iscsi::Command, bytes: u64) -> Result<Buffer, Sense> {
+pub(super) fn gather_exactly(request: &transport::Command, bytes: u64) -> Result<Buffer, Sense> {
     let expected = if request.direction == Direction::Write { u64::from(request.expected_bytes) } else { 0 };
     if expected == bytes { gather(request, bytes) } else { Err(Sense::INVALID_FIELD_IN_CDB) }
 }
@@ -26,7 +26,7 @@ pub(super) fn leading(all: &Buffer, bytes: u64) -> Result<Buffer, Sense> {
 }
 
 /// The first `bytes` of a write's data, as they arrived: never copied.
-pub(super) fn pieces(request: &iscsi::Command, bytes: u64) -> Result<Vec<Buffer>, Sense> {
+pub(super) fn pieces(request: &transport::Command, bytes: u64) -> Result<Vec<Buffer>, Sense> {
     let mut left = bytes as usize;
     let mut pieces = Vec::with_capacity(request.data.len());
     for segment in &request.data {

@@ -9,9 +9,9 @@ use std::io;
 use std::sync::Arc;
 
 use strongroom_block::Buffer;
-use strongroom_iscsi::target::{self as iscsi, Response, TaskId};
 use strongroom_scsi::persistent::{Effects, PersistentReservations, Refusal, SavedReservations};
 use strongroom_scsi::reservation::Reservation;
+use strongroom_scsi::transport::target::{self as transport, Response, TaskId};
 use strongroom_scsi::{Command, NexusId, Sense, Status};
 
 use super::pending::PendingChanges;
@@ -106,7 +106,7 @@ impl Reservations {
         self.changes.is_writing()
     }
 
-    pub(super) fn wait(&mut self, connection: SessionKey, request: iscsi::Command) {
+    pub(super) fn wait(&mut self, connection: SessionKey, request: transport::Command) {
         self.changes.wait(connection, request);
     }
 
@@ -159,7 +159,7 @@ impl Reservations {
     }
 
     /// The next command that waited for a change, once that is written.
-    pub(super) fn next_waiting(&mut self) -> Option<(SessionKey, iscsi::Command)> {
+    pub(super) fn next_waiting(&mut self) -> Option<(SessionKey, transport::Command)> {
         self.changes.next_waiting()
     }
 

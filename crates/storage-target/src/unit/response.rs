@@ -1,7 +1,7 @@
 //! Responses that many commands give.
 
 use strongroom_block::Buffer;
-use strongroom_iscsi::target::Response;
+use strongroom_scsi::transport::target::Response;
 use strongroom_scsi::{Sense, Status};
 
 /// CHECK CONDITION.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use strongroom_block::{BlockKeyWrap, Token};
-use strongroom_iscsi::target::Response;
+use strongroom_scsi::transport::target::Response;
 use strongroom_scsi::{Command, Sense, UnitKind, opcode};
 use strongroom_store::{Op, OpError};
 

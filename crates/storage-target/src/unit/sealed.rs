@@ -1,10 +1,9 @@
 //! What is particular to sealed units: seal records beside the data, both ways, and the vendor commands.
 
-use bytes::Bytes;
-use strongroom_block::{HoleRecord, SealRecord, Stamp, StoreSequence, keyless_checksum};
+use strongroom_block::{HoleRecord, SealRecord, Stamp, keyless_checksum};
 use strongroom_channel::Scheme;
-use strongroom_iscsi::ahs;
-use strongroom_iscsi::target::{self as iscsi, DataSegment, Direction, Response};
+use strongroom_scsi::transport::target::{self as transport, ReadPart, Response};
+use strongroom_scsi::transport::{Direction, Operation, StoredRecords};
 use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
 use strongroom_scsi::{Command, Sense, VendorCommand};
 use strongroom_store::{Extent, Op, Origin};
@@ -28,15 +27,15 @@ impl Unit {
     }
 
     /// The records of a write's first `blocks` blocks, checked, in the form for rest.
-    pub(super) fn records_of(&self, request: &iscsi::Command, blocks: u32) -> Result<Vec<SealRecord>, Sense> {
+    pub(super) fn records_of(&self, request: &transport::Command, blocks: u32) -> Result<Vec<SealRecord>, Sense> {
         let sealed = self.sealed()?;
         let block_len = self.volume.geometry.block_size.len();
         let mut records = Vec::with_capacity(blocks as usize);
         for segment in request.data.iter().filter(|segment| !segment.data.is_empty()) {
-            let entries = ahs::SealRecords::find(&segment.ahs).ok().flatten().ok_or(Sense::INVALID_SEAL_RECORD)?;
+            let entries = segment.records.as_ref().ok_or(Sense::INVALID_SEAL_RECORD)?;
             let whole = segment.data.len().is_multiple_of(block_len);
             if !whole
-                || entries.entry_bytes != sealed.custody.record_bytes_in_channel()
+                || entries.entry_bytes() != sealed.custody.record_bytes_in_channel()
                 || entries.count() != segment.data.len() / block_len
             {
                 return Err(Sense::INVALID_SEAL_RECORD);
@@ -60,29 +59,25 @@ impl Unit {
         Ok(records)
     }
 
-    /// Which operation a write is: as its OPERATION segment says, or else by the stamp of its first record.
-    pub(super) fn origin_of(&self, request: &iscsi::Command, first: &SealRecord) -> Result<Option<Origin>, Sense> {
-        let named = ahs::Operation::find(&request.ahs).map_err(|error| {
+    /// Which operation a write is: as its operation parameter says, or else by the stamp of its first record.
+    pub(super) fn origin_of(&self, request: &transport::Command, first: &SealRecord) -> Result<Option<Origin>, Sense> {
+        let named = request.parameters.operation.transpose().map_err(|error| {
             tracing::warn!(volume = %self.volume.name, %error, "a write is refused");
             Sense::INVALID_OPERATION
         })?;
         Ok(Some(match named {
-            Some(ahs::Operation { id, replay }) => Origin { operation: id, replay },
+            Some(Operation { id, replay }) => Origin { operation: id, replay },
             None => Origin { operation: first.stamp(), replay: None },
         }))
     }
 
-    /// The Data-In of a sealed read: blocks with their records, cut to what one header holds, and holes with theirs.
-    pub(super) fn sealed_segments(
-        &self,
-        extents: Vec<Extent>,
-        sealed_blocks_max: usize,
-    ) -> Result<Vec<DataSegment>, Sense> {
+    /// The data of a sealed read: blocks with their records, cut to what the transport takes in one part, and holes with theirs.
+    pub(super) fn sealed_parts(&self, extents: Vec<Extent>, sealed_blocks_max: usize) -> Result<Vec<ReadPart>, Sense> {
         let sealed = self.sealed()?;
         let block_size = self.volume.geometry.block_size;
         let entry_bytes = 8 + sealed.custody.record_bytes_in_channel();
         let per_segment = sealed_blocks_max.max(1);
-        let mut segments = Vec::new();
+        let mut parts = Vec::new();
         for extent in extents {
             match extent {
                 Extent::Blocks { lba, data, sequences, records } => {
@@ -90,30 +85,29 @@ impl Unit {
                     let mut entries = sequences.into_iter().zip(&records);
                     for first in (0..records.len()).step_by(per_segment) {
                         let end = records.len().min(first + per_segment);
-                        let mut header = Vec::new();
-                        ahs::push_stored_records(&mut header, entry_bytes, entries.by_ref().take(end - first));
+                        let taken = entries.by_ref().take(end - first);
+                        let stored = StoredRecords::new(entry_bytes, taken, self.codec.has_block_keys());
                         let range = first << block_size.shift()..end << block_size.shift();
-                        segments.push(DataSegment::sealed(data.slice(range), self.codec.header(header)));
+                        parts.push(ReadPart::Sealed { data: data.slice(range), records: stored });
                     }
                 }
                 Extent::Hole { count, sequence, hole, .. } => {
                     let hole = hole.ok_or(Sense::INTERNAL_FAILURE)?;
                     let record = self.codec.record_for_channel(&self.volume, &hole.record)?;
                     let covered_blocks = u32::try_from(count).map_err(|_| Sense::INTERNAL_FAILURE)?;
-                    let mut header = Vec::new();
-                    let record = HoleRecord { start: hole.start, count: hole.count, record };
-                    ahs::Hole { covered_blocks, store_sequence: sequence.0, record }.push(&mut header);
-                    segments.push(DataSegment::hole(self.codec.header(header), covered_blocks << block_size.shift()));
+                    let record = Box::new(HoleRecord { start: hole.start, count: hole.count, record });
+                    let covers_bytes = covered_blocks << block_size.shift();
+                    parts.push(ReadPart::Hole { covers_bytes, covered_blocks, sequence, record });
                 }
             }
         }
-        Ok(segments)
+        Ok(parts)
     }
 
     pub(super) fn plan_vendor(
         &mut self,
         command: VendorCommand,
-        request: &iscsi::Command,
+        request: &transport::Command,
         sealed_blocks_max: usize,
     ) -> Plan {
         let planned = match command {
@@ -131,7 +125,7 @@ impl Unit {
         planned.unwrap_or_else(Plan::from)
     }
 
-    fn plan_register(&self, parameter_list_len: u32, request: &iscsi::Command) -> Result<Plan, Sense> {
+    fn plan_register(&self, parameter_list_len: u32, request: &transport::Command) -> Result<Plan, Sense> {
         let list = self.parameter_list(parameter_list_len, request)?;
         let attach_id = vendor::decode_attach_id(&list).map_err(|_| Sense::PARAMETER_LIST_LENGTH)?;
         Ok(Plan::Start(Work::Register, Op::RegisterAttachment { attach_id }))
@@ -146,7 +140,7 @@ impl Unit {
         Ok(Plan::Answer(Response::good()))
     }
 
-    fn plan_seal_hole(&self, parameter_list_len: u32, request: &iscsi::Command) -> Result<Plan, Sense> {
+    fn plan_seal_hole(&self, parameter_list_len: u32, request: &transport::Command) -> Result<Plan, Sense> {
         let sealed = self.sealed()?;
         let list = self.parameter_list(parameter_list_len, request)?;
         let holes =
@@ -163,7 +157,7 @@ impl Unit {
         };
         let mut holes = holes.iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
         let origin = self.origin_of(request, &holes[0].record)?;
-        let op = match ahs::expected_stamp(&request.ahs) {
+        let op = match request.parameters.expected_stamp {
             None => Op::Hole { holes, origin },
             // Only absence can be expected of a range.
             Some(expected) if expected == [0; Stamp::BYTES] && holes.len() == 1 => {
@@ -177,7 +171,7 @@ impl Unit {
     fn plan_read_version(
         &self,
         lba: strongroom_block::Lba,
-        request: &iscsi::Command,
+        request: &transport::Command,
         sealed_blocks_max: usize,
     ) -> Result<Plan, Sense> {
         self.check_range(lba, 1)?;
@@ -185,18 +179,18 @@ impl Unit {
         if transfer.blocks == 0 {
             return Err(Sense::INVALID_FIELD_IN_CDB);
         }
-        let older_than = StoreSequence(ahs::older_than(&request.ahs).unwrap_or(0));
+        let older_than = request.parameters.older_than.unwrap_or_default();
         let work = Work::Read { wanted_bytes: transfer.wanted_bytes, sealed_blocks_max };
         Ok(Plan::Start(work, Op::ReadVersion { lba, older_than }))
     }
 
-    fn plan_verified(&self, parameter_list_len: u32, request: &iscsi::Command) -> Result<Plan, Sense> {
+    fn plan_verified(&self, parameter_list_len: u32, request: &transport::Command) -> Result<Plan, Sense> {
         let list = self.parameter_list(parameter_list_len, request)?;
         let pairs = vendor::decode_verified(&list).map_err(|_| Sense::PARAMETER_LIST_LENGTH)?;
         for (lba, _) in &pairs {
             self.check_range(*lba, 1)?;
         }
-        let work = Work::Verified { wanted_bytes: parameter_list_len.into(), ahs: Bytes::new() };
+        let work = Work::Verified { wanted_bytes: parameter_list_len.into(), written: None };
         Ok(Plan::Start(work, Op::Verified { pairs }))
     }
 
@@ -204,13 +198,13 @@ impl Unit {
         &self,
         lba: strongroom_block::Lba,
         count: u32,
-        request: &iscsi::Command,
+        request: &transport::Command,
     ) -> Result<Plan, Sense> {
         self.check_range(lba, count.into())?;
         if count != 1 {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(10, None));
         }
-        let expected = ahs::expected_stamp(&request.ahs).ok_or(Sense::INVALID_FIELD_IN_CDB)?;
+        let expected = request.parameters.expected_stamp.ok_or(Sense::INVALID_FIELD_IN_CDB)?;
         let transfer = self.transfer(1, request, Direction::Write)?;
         if transfer.blocks != 1 {
             return Err(Sense::NOT_ENOUGH_DATA);
@@ -243,7 +237,7 @@ impl Unit {
         }
     }
 
-    fn parameter_list(&self, len: u32, request: &iscsi::Command) -> Result<strongroom_block::Buffer, Sense> {
+    fn parameter_list(&self, len: u32, request: &transport::Command) -> Result<strongroom_block::Buffer, Sense> {
         if len > PARAMETER_LIST_BYTES_MAX {
             return Err(Sense::PARAMETER_LIST_LENGTH);
         }

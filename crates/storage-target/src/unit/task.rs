@@ -1,6 +1,6 @@
 //! Names of sessions and of their tasks, and what a unit reports of a task that has ended.
 
-use strongroom_iscsi::target::{Response, TaskId};
+use strongroom_scsi::transport::target::{Response, TaskId};
 
 /// Names a session; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use strongroom_block::{AttachId, BlockKeyWrap, Buffer};
-use strongroom_iscsi::Lun;
-use strongroom_iscsi::pdu::Attribute;
-use strongroom_iscsi::target::{Direction, WriteSegment};
+use strongroom_block::{AttachId, BlockKeyWrap, Buffer, SealRecord};
+use strongroom_scsi::transport::target::WriteSegment;
+use strongroom_scsi::transport::{Direction, Lun, Parameters, SealRecords, TaskAttribute};
 use strongroom_scsi::vendor::ATTACH_ID_BYTES;
 use strongroom_scsi::{Status, VendorCommand, provisioning};
 use strongroom_store::{OpenOptions, Store};
@@ -73,22 +72,21 @@ impl Bench {
         bench
     }
 
-    fn command(&mut self, cdb: [u8; 16], direction: Direction, expected: u32, data: &[u8]) -> iscsi::Command {
+    fn command(&mut self, cdb: [u8; 16], direction: Direction, expected: u32, data: &[u8]) -> transport::Command {
         self.next_task += 1;
         // In three pieces, cut where no block ends.
         let cuts = [0, data.len() / 3, data.len() / 2, data.len()];
         let segment = |pair: &[usize]| WriteSegment {
             offset: pair[0] as u32,
             data: Buffer::copy_from(&data[pair[0]..pair[1]]),
-            ahs: Bytes::new(),
-            sealed: false,
+            records: None,
         };
-        iscsi::Command {
+        transport::Command {
             task: TaskId(self.next_task),
             lun: Lun::single_level(0),
             cdb,
-            ahs: Bytes::new(),
-            attribute: Attribute::Simple,
+            parameters: Parameters::default(),
+            attribute: TaskAttribute::Simple,
             direction,
             expected_bytes: expected,
             immediate: false,
@@ -148,7 +146,7 @@ impl Bench {
     fn read(&mut self, lba: u64, count: u32) -> Vec<u8> {
         let response = self.run(cdb::read_16(Lba(lba), count), Direction::Read, count * BLOCK as u32, &[]);
         assert_eq!(response.status, 0);
-        response.data.iter().flat_map(|segment| segment.data.to_vec()).collect()
+        response.data.iter().flat_map(|segment| segment.data().to_vec()).collect()
     }
 }
 
@@ -238,11 +236,12 @@ proptest! {
             (hostile_cdb(), 0..3u8, 0..9000u32, proptest::collection::vec(any::<u8>(), 0..3000), any::<bool>()), 1..20),
         sealed in any::<bool>(),
     ) {
+        let records = SealRecords::new(1, Bytes::from_static(&[0]));
         let mut bench = if sealed { Bench::on(&VolumeSpec::sealed("vault", 1 << 20)) } else { Bench::plain() };
         for (cdb, direction, expected, data, marked) in commands {
             let direction = [Direction::None, Direction::Read, Direction::Write][usize::from(direction)];
             let mut command = bench.command(cdb, direction, expected, if direction == Direction::Write { &data } else { &[] });
-            command.data.iter_mut().for_each(|segment| segment.sealed = marked);
+            command.data.iter_mut().for_each(|segment| segment.records = records.clone().filter(|_| marked));
             let task = command.task;
             match bench.unit.submit(KEY, command, 16) {
                 Verdict::Later => drop(bench.finish(task)),
@@ -251,6 +250,12 @@ proptest! {
         }
         bench.drain();
     }
+}
+
+/// A sealed block of a write, with its record.
+fn sealed_segment(block: &[u8], record: &SealRecord) -> WriteSegment {
+    let records = SealRecords::new(record.as_bytes().len(), Bytes::copy_from_slice(record.as_bytes()));
+    WriteSegment { offset: 0, data: Buffer::copy_from(block), records }
 }
 
 /// Mostly operation codes that are known, with any operands.

@@ -4,10 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::LazyLock;
 
-use bytes::Bytes;
 use strongroom_block::{Buffer, BufferMut, Lba, StoreSequence};
-use strongroom_iscsi::ahs::Written;
-use strongroom_iscsi::target::{DataSegment, Response};
+use strongroom_scsi::transport::Written;
+use strongroom_scsi::transport::target::{ReadPart, Response};
 use strongroom_scsi::{Sense, Status};
 use strongroom_store::{Extent, Op, OpError, Outcome};
 
@@ -39,14 +38,14 @@ pub(super) enum Work {
     CheckedWrite { lba: Lba, count: u64, wanted_bytes: u64 },
     /// SEAL HOLE.
     Hole { wanted_bytes: u64 },
-    /// VERIFIED, or its effect after a write that was checked on arrival; `ahs` then says where that was stored.
-    Verified { wanted_bytes: u64, ahs: Bytes },
+    /// VERIFIED, or its effect after a write that was checked on arrival; `written` then says where that was stored.
+    Verified { wanted_bytes: u64, written: Option<Written> },
     /// REGISTER ATTACHMENT.
     Register,
     /// SYNCHRONIZE CACHE.
     Flush,
     /// What was done is made durable before it is answered (WCE=0).
-    Settle { wanted_bytes: Option<u64>, ahs: Bytes },
+    Settle { wanted_bytes: Option<u64>, written: Option<Written> },
     /// START STOP UNIT with START=0.
     FlushAndStop,
     /// UNMAP, WRITE SAME with UNMAP: what is still to be discarded.
@@ -137,8 +136,8 @@ impl Unit {
         match (work, outcome) {
             (Work::Read { wanted_bytes, sealed_blocks_max }, Outcome::Read(extents)) => {
                 let data = match self.volume.sealed {
-                    Some(_) => self.sealed_segments(extents, sealed_blocks_max),
-                    None => Ok(self.plain_segments(&extents)),
+                    Some(_) => self.sealed_parts(extents, sealed_blocks_max),
+                    None => Ok(self.plain_parts(&extents)),
                 };
                 Next::Done(match data {
                     Ok(data) => Response { data, wanted_bytes: Some(wanted_bytes), ..Response::default() },
@@ -146,24 +145,24 @@ impl Unit {
                 })
             }
             (Work::Write { wanted_bytes } | Work::Hole { wanted_bytes }, outcome) if is_written(&outcome) => {
-                let ahs = self.where_written(&outcome);
-                Next::Done(Response { wanted_bytes: Some(wanted_bytes), ahs, ..Response::good() })
+                let written = self.where_written(&outcome);
+                Next::Done(Response { wanted_bytes: Some(wanted_bytes), written, ..Response::good() })
             }
             (Work::CheckedWrite { lba, count, wanted_bytes }, outcome @ Outcome::Written { first, .. }) => {
-                let ahs = self.where_written(&outcome);
+                let written = self.where_written(&outcome);
                 if first == StoreSequence(0) {
-                    return Next::Done(Response { wanted_bytes: Some(wanted_bytes), ahs, ..Response::good() });
+                    return Next::Done(Response { wanted_bytes: Some(wanted_bytes), written, ..Response::good() });
                 }
                 let pairs = (0..count).map(|at| (Lba(lba.0 + at), StoreSequence(first.0 + at))).collect();
-                Next::Again(Work::Verified { wanted_bytes, ahs }, Op::Verified { pairs })
+                Next::Again(Work::Verified { wanted_bytes, written }, Op::Verified { pairs })
             }
-            (Work::Verified { wanted_bytes, ahs }, Outcome::Verified { .. }) => {
-                Next::Done(Response { wanted_bytes: Some(wanted_bytes), ahs, ..Response::good() })
+            (Work::Verified { wanted_bytes, written }, Outcome::Verified { .. }) => {
+                Next::Done(Response { wanted_bytes: Some(wanted_bytes), written, ..Response::good() })
             }
             (Work::Register, Outcome::Changed) => Next::Done(Response::good()),
             (Work::Flush, Outcome::Flushed) => Next::Done(Response::good()),
-            (Work::Settle { wanted_bytes, ahs }, Outcome::Flushed) => {
-                Next::Done(Response { wanted_bytes, ahs, ..Response::good() })
+            (Work::Settle { wanted_bytes, written }, Outcome::Flushed) => {
+                Next::Done(Response { wanted_bytes, written, ..Response::good() })
             }
             (Work::FlushAndStop, Outcome::Flushed) => {
                 self.medium.started = false;
@@ -209,7 +208,7 @@ impl Unit {
         &self,
         connection: SessionKey,
         parameter_list_len: u32,
-        request: &strongroom_iscsi::target::Command,
+        request: &strongroom_scsi::transport::target::Command,
     ) -> Result<Plan, Sense> {
         if parameter_list_len == 0 {
             return Ok(Plan::Answer(Response::good()));
@@ -246,15 +245,12 @@ impl Unit {
     }
 
     /// What the response to a write of sealed blocks or holes says about it; nothing on a plain unit.
-    fn where_written(&self, outcome: &Outcome) -> Bytes {
-        let &Outcome::Written { first, repeated, superseded } = outcome else { return Bytes::new() };
+    fn where_written(&self, outcome: &Outcome) -> Option<Written> {
+        let &Outcome::Written { first, repeated, superseded } = outcome else { return None };
         if repeated > 0 || superseded > 0 {
             tracing::debug!(volume = %self.volume.name, repeated, superseded, "a write had been executed before, or was replayed");
         }
-        match self.volume.sealed {
-            Some(_) => Written { is_repeat: repeated > 0, first, superseded }.to_segment(),
-            None => Bytes::new(),
-        }
+        self.volume.sealed.as_ref().map(|_| Written { is_repeat: repeated > 0, first, superseded })
     }
 
     /// The next slice of what is to be discarded; `None`: nothing is left.
@@ -284,13 +280,13 @@ impl Unit {
         };
         let mut position = compared_bytes;
         if let Some(compare) = &compare {
-            for segment in self.plain_segments(extents) {
+            for part in self.plain_parts(extents) {
                 let expected = compare.iter().cycle().skip(position % compare.len());
-                if let Some(at) = segment.data.iter().zip(expected).position(|(found, expected)| found != expected) {
+                if let Some(at) = part.data().iter().zip(expected).position(|(found, expected)| found != expected) {
                     let offset = Lba((position + at) as u64);
                     return Next::Done(check_condition(Sense::MISCOMPARE.at(offset)));
                 }
-                position += segment.data.len();
+                position += part.data().len();
             }
         }
         if left == 0 {
@@ -321,23 +317,23 @@ impl Unit {
         }
     }
 
-    pub(super) fn plain_segments(&self, extents: &[Extent]) -> Vec<DataSegment> {
+    pub(super) fn plain_parts(&self, extents: &[Extent]) -> Vec<ReadPart> {
         let shift = self.volume.geometry.block_size.shift();
-        let mut segments = Vec::with_capacity(extents.len());
+        let mut parts = Vec::with_capacity(extents.len());
         for extent in extents {
             match extent {
-                Extent::Blocks { data, .. } => segments.push(DataSegment::plain(data.clone())),
+                Extent::Blocks { data, .. } => parts.push(ReadPart::Plain(data.clone())),
                 Extent::Hole { count, .. } => {
                     let mut left = (*count as usize) << shift;
                     while left > 0 {
                         let len = left.min(ZEROS.len());
-                        segments.push(DataSegment::plain(ZEROS.slice(..len)));
+                        parts.push(ReadPart::Plain(ZEROS.slice(..len)));
                         left -= len;
                     }
                 }
             }
         }
-        segments
+        parts
     }
 
     /// The store could not.

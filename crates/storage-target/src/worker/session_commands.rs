@@ -158,7 +158,7 @@ mod tests {
             task: TaskId(1),
             lun: Lun::single_level(0),
             cdb,
-            ahs: bytes::Bytes::new(),
+            parameters: Default::default(),
             attribute: Attribute::Simple,
             direction,
             expected_bytes,

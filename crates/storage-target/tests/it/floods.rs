@@ -69,7 +69,15 @@ impl Connection {
             .unwrap(),
         };
         let session = Session::new(now, discovery(&format!("iqn.2026-11.org.example:flood{number}")));
-        let mut initiator = Initiator { stream, link, session, events: Vec::new(), ended: None, established: false };
+        let mut initiator = Initiator {
+            stream,
+            link,
+            session,
+            events: Vec::new(),
+            ended: None,
+            established: false,
+            extra_segments: Vec::new(),
+        };
         initiator.flush();
         Some(Connection { initiator, is_silent: flooder == Flooder::HalfOpen })
     }

@@ -60,7 +60,18 @@ fn begin(host: &Host, number: usize) -> (Initiator, Vec<u8>) {
     let stream = TcpStream::connect(host.address()).unwrap();
     let session = Session::new(now, config);
     let first = out.iter().flat_map(|piece| piece.to_vec()).collect();
-    (Initiator { stream, link, session, events: Vec::new(), ended: None, established: false }, first)
+    (
+        Initiator {
+            stream,
+            link,
+            session,
+            events: Vec::new(),
+            ended: None,
+            established: false,
+            extra_segments: Vec::new(),
+        },
+        first,
+    )
 }
 
 fn longest(host: &Host) -> Duration {

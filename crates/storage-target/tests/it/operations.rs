@@ -1,10 +1,10 @@
 //! Proves over real sockets that a sealed unit executes each operation at most once (docs/vendor-cdbs.md, "Operations"), that it says
 //! where it stored what, and that nobody gains anything by operation ids, sequences or registrations that are made up.
 
-use bytes::Bytes;
 use strongroom_block::{AttachId, Buffer, Lba, SealRecord, Stamp, StoreSequence};
-use strongroom_iscsi::ahs::{self, AhsKind, Operation, Written};
+use strongroom_iscsi::ahs::{self, AhsKind};
 use strongroom_iscsi::initiator::{Command, WriteSource};
+use strongroom_scsi::transport::{Operation, Parameters, Written};
 use strongroom_scsi::vendor::{self, UnitPage};
 use strongroom_scsi::{Sense, VendorCommand, cdb, supported};
 use strongroom_target::VolumeSpec;
@@ -49,16 +49,15 @@ fn write(lba: u64, data: &[u8], first: Stamp) -> Command {
 }
 
 fn with(command: Command, id: Stamp, replay: Option<u64>) -> Command {
-    let mut segments = command.ahs.to_vec();
-    Operation { id, replay: replay.map(StoreSequence) }.push(&mut segments);
-    Command { ahs: Bytes::from(segments), ..command }
+    let operation = Some(Ok(Operation { id, replay: replay.map(StoreSequence) }));
+    Command { parameters: Parameters { operation, ..command.parameters }, ..command }
 }
 
 fn conditional(lba: u64, expected: Option<Stamp>, data: &[u8], stamp: Stamp) -> Command {
-    let mut segments = Vec::new();
-    ahs::push_expected_stamp(&mut segments, &expected.map_or([0; 24], Stamp::to_bytes));
+    let expected_stamp = Some(expected.map_or([0; 24], Stamp::to_bytes));
+    let parameters = Parameters { expected_stamp, ..Parameters::default() };
     let cdb = VendorCommand::ConditionalWrite { lba: Lba(lba), count: 1 }.encode();
-    Command { cdb, ahs: Bytes::from(segments), ..write(lba, data, stamp) }
+    Command { cdb, parameters, ..write(lba, data, stamp) }
 }
 
 fn hole(start: u64, count: u64, stamp: Stamp) -> Command {
@@ -67,7 +66,7 @@ fn hole(start: u64, count: u64, stamp: Stamp) -> Command {
 
 #[track_caller]
 fn written(outcome: Outcome) -> Written {
-    let written = Written::find(&outcome.completed.ahs).unwrap().expect("a response to a write says where");
+    let written = outcome.completed.written.expect("a response to a write says where");
     outcome.good();
     written
 }
@@ -228,16 +227,15 @@ fn attack_register_without_the_right_to_write() {
 fn attack_malformed_operation_segments_and_registrations() {
     let (_host, mut alice, _) = two();
     let data = pattern(1, 1);
-    let segment = |content: &[u8]| {
-        let mut segments = Vec::new();
-        ahs::push(&mut segments, AhsKind::OPERATION, &[content]);
-        Command { ahs: Bytes::from(segments), ..write(10, &data, stamp(1)) }
+    let run_with = |alice: &mut Initiator, content: &[u8]| {
+        ahs::push(&mut alice.extra_segments, AhsKind::OPERATION, &[content]);
+        alice.run(write(10, &data, stamp(1)))
     };
     let sound = [&[0][..], &stamp(1).to_bytes(), &[0; 8]].concat();
     let reserved = [&[0x80][..], &sound[1..]].concat();
     let longer = [&sound[..], &[0]].concat();
     for content in [&sound[..1], &sound[..32], &longer[..], &reserved[..]] {
-        let sense = alice.run(segment(content)).sense();
+        let sense = run_with(&mut alice, content).sense();
         assert!(sense.is(&Sense::INVALID_OPERATION), "{content:?}: {sense}");
     }
     for len in [1, 15, 17, 32] {
@@ -246,7 +244,7 @@ fn attack_malformed_operation_segments_and_registrations() {
         assert!(sense.is(&Sense::PARAMETER_LIST_LENGTH), "{len} bytes: {sense}");
     }
     assert!(returned(&read(&mut alice, 10, 1)).0.is_empty(), "nothing was stored");
-    alice.run(segment(&sound)).good();
+    run_with(&mut alice, &sound).good();
 }
 
 #[test]
@@ -256,7 +254,7 @@ fn a_plain_unit_has_no_operations() {
     let sense = initiator.run(registration(ATTACH_ID)).sense();
     assert!(sense.is(&Sense::INVALID_OPCODE), "{sense}");
     let outcome = initiator.try_write(0, &pattern(1, 1));
-    assert!(outcome.completed.ahs.is_empty());
+    assert_eq!(outcome.completed.written, None);
     outcome.good();
     let list = initiator.run(Command::read(LUN, cdb::report_supported_operation_codes(8192), 8192)).good();
     let list = supported::decode_list(&list).unwrap();

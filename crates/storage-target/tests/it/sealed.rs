@@ -5,13 +5,12 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use strongroom_block::{
     Buffer, Custody, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite, keyless_checksum,
 };
 use strongroom_handshake::NodeKey;
+use strongroom_iscsi::LoginStatus;
 use strongroom_iscsi::initiator::{Command, WriteSource};
-use strongroom_iscsi::{LoginStatus, ahs};
 use strongroom_scsi::vendor::{self, UnitPage};
 use strongroom_scsi::{Sense, VendorCommand, cdb, supported};
 use strongroom_target::admin::{SpaceReport, StoreReport};
@@ -91,9 +90,7 @@ fn versions_feedback_conditions_and_retries() {
     let conditional = |expected: Option<Stamp>, block: &[u8], counter: u64| {
         let mut command = sealed_write(7, block, &[record(counter, block)]);
         command.cdb = VendorCommand::ConditionalWrite { lba: Lba(7), count: 1 }.encode();
-        let mut header = Vec::new();
-        ahs::push_expected_stamp(&mut header, &expected.map_or([0; 24], Stamp::to_bytes));
-        command.ahs = Bytes::from(header);
+        command.parameters.expected_stamp = Some(expected.map_or([0; 24], Stamp::to_bytes));
         command
     };
     let next = pattern(9, 1);

@@ -13,6 +13,7 @@ use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_iscsi::initiator::{
     Command, Completed, Config as SessionConfig, DataIn, Event, Session, SessionKind, TaskId, WriteSource,
 };
+use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::target::SendTargets;
 use strongroom_iscsi::{CloseReason, LoginStatus, Lun};
 use strongroom_net::{Link, LinkEvent, LinkOptions};
@@ -178,6 +179,8 @@ pub(crate) struct Initiator {
     pub(crate) events: Vec<Event>,
     pub(crate) ended: Option<String>,
     pub(crate) established: bool,
+    /// Header segments to add to the next command.
+    pub(crate) extra_segments: Vec<u8>,
 }
 
 impl Initiator {
@@ -219,6 +222,7 @@ impl Initiator {
             events: Vec::new(),
             ended: None,
             established: false,
+            extra_segments: Vec::new(),
         }
     }
 
@@ -276,9 +280,12 @@ impl Initiator {
                 self.events.push(event);
             }
             while self.established
-                && let Some(pdu) = self.session.poll_transmit()
+                && let Some(mut pdu) = self.session.poll_transmit()
             {
                 quiet = false;
+                if pdu.bhs.opcode() == Some(Opcode::ScsiCommand) && !self.extra_segments.is_empty() {
+                    pdu.ahs = [&pdu.ahs[..], &std::mem::take(&mut self.extra_segments)].concat().into();
+                }
                 self.link.send_pdu(pdu);
             }
             let mut out = Vec::new();
@@ -342,7 +349,7 @@ impl Initiator {
                 }
             }
             initiator.events = rest;
-            let data = segments.iter().flat_map(|segment| segment.data.to_vec()).collect();
+            let data = segments.iter().flat_map(|segment| segment.data().to_vec()).collect();
             let sense = Sense::parse(&completed.sense);
             Some(Ok(Outcome { status: completed.status, sense, data, segments, completed }))
         })

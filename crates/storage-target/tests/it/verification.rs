@@ -8,8 +8,7 @@ use strongroom_block::{
     AttachId, BlockKeyWrap, Buffer, Custody, HoleRecord, Lba, Mode, OpenError, Opener, RecordFlags, SealRecord, Stamp,
     StoreSequence, Suite, WrapError, keyless_checksum,
 };
-use strongroom_iscsi::ahs;
-use strongroom_iscsi::initiator::{Command, WriteRecords, WriteSource};
+use strongroom_iscsi::initiator::{Command, DataContent, WriteRecords, WriteSource};
 use strongroom_scsi::vendor::{self, VendorCommand};
 use strongroom_scsi::{Sense, cdb};
 use strongroom_target::admin::VolumeReport;
@@ -166,8 +165,8 @@ fn attack_feed_back_what_was_not_read() {
             ..Command::read(LUN, cdb::read_16(Lba(lba), 1), BLOCK as u32)
         };
         let outcome = initiator.run(read);
-        let entries = ahs::SealRecords::find(&outcome.segments[0].ahs).unwrap().unwrap();
-        u64::from_be_bytes(entries.iter().next().unwrap()[..8].try_into().unwrap())
+        let DataContent::Sealed { records, .. } = &outcome.segments[0].content else { panic!("a sealed block") };
+        u64::from_be_bytes(records.iter().next().unwrap()[..8].try_into().unwrap())
     };
     let feed_back = |initiator: &mut Initiator, pairs: &[(u64, u64)]| {
         let pairs: Vec<_> = pairs.iter().map(|&(lba, sequence)| (Lba(lba), StoreSequence(sequence))).collect();

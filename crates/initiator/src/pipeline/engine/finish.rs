@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use strongroom_block::{DeviceError, DeviceErrorKind, Stamp};
-use strongroom_iscsi::ahs::Written;
-use strongroom_iscsi::initiator::{Completed, DataIn};
+use strongroom_scsi::transport::Written;
+use strongroom_scsi::transport::initiator::{Completed, DataIn};
 
 use super::Engine;
 use super::command::{Command, CommandId, Sent};
@@ -26,7 +26,7 @@ impl Engine {
         let Some(command) = table.commands.get_mut(id.0) else { return };
         let Some(sent) = command.sent.as_mut().filter(|sent| sent.fault.is_none()) else { return };
         self.in_flight.moved(now);
-        sent.received_bytes += data_in.data.len();
+        sent.received_bytes += data_in.data().len();
         let shift = unit.geometry.block_size.shift();
         let mut data = ReadData { sealing: sealing.as_deref(), shift, data_in, now, feedback: feedback.as_mut() };
         let operation = &mut table.requests[command.request].operation;
@@ -141,9 +141,9 @@ impl Engine {
         if self.sealing.is_none() || !plan.writes() {
             return Some((Outcome::Done, None));
         }
-        Some(match Written::find(&completed.ahs) {
-            Ok(Some(written)) => (Outcome::Done, Some(written)),
-            _ => {
+        Some(match completed.written {
+            Some(written) => (Outcome::Done, Some(written)),
+            None => {
                 let why = "the target does not say where it stored a write; update it, or see its log";
                 (Outcome::Fail(device_error(DeviceErrorKind::Hardware, plan.lba, why)), None)
             }

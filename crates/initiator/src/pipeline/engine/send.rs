@@ -1,8 +1,8 @@
 //! Which command is sent next, and what it needs before.
 
 use strongroom_block::{DeviceError, DeviceErrorKind};
-use strongroom_iscsi::ahs;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::transport::Operation;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::Engine;
 use super::command::{CommandId, Sent};
@@ -138,10 +138,10 @@ impl Engine {
         let request = &self.table.requests[command.request];
         // For what was resealed, and for replays.
         let operation = match request.stored.filter(|_| command.plan.writes()) {
-            None => command.operation_id.map(|id| ahs::Operation { id, replay: None }),
+            None => command.operation_id.map(|id| Operation { id, replay: None }),
             Some(stored) => {
                 let first = stored.offset(command.plan.lba_or_zero().0 - request.range.start).first;
-                self.table.operation_id(key).map(|id| ahs::Operation { id, replay: Some(first) })
+                self.table.operation_id(key).map(|id| Operation { id, replay: Some(first) })
             }
         };
         let context = BuildContext { unit: context, sealed: command.sealing.done(), operation };

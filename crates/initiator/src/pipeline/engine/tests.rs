@@ -20,9 +20,10 @@ use strongroom_block::{
     BlockSize, Buffer, BufferMut, CryptoCounters, DeviceErrorKind, Geometry, Lba, SealingDomain, StoreSequence, Token,
     VolumeId,
 };
-use strongroom_iscsi::initiator::DataIn;
 use strongroom_scsi::Sense;
 use strongroom_scsi::capacity::ReadCapacity16;
+use strongroom_scsi::transport::SealRecords;
+use strongroom_scsi::transport::initiator::{DataContent, DataIn};
 use strongroom_seal::{KeyPurpose, SealContext, VolumeKeyFile, VolumeSealer};
 
 use super::*;
@@ -83,6 +84,19 @@ fn description(sealed: bool) -> UnitDescription {
 }
 
 type Tamper = Box<dyn FnMut(&mut DataIn)>;
+
+/// The bytes that a part of a read carries.
+fn data_of(data_in: &mut DataIn) -> &mut Buffer {
+    match &mut data_in.content {
+        DataContent::Plain(data) | DataContent::Sealed { data, .. } => data,
+        DataContent::Hole { .. } => panic!("a hole carries no data"),
+    }
+}
+
+fn replace_records(data_in: &mut DataIn, entry_bytes: usize, entries: Vec<u8>) {
+    let DataContent::Sealed { records, .. } = &mut data_in.content else { panic!("sealed blocks") };
+    *records = SealRecords::new(entry_bytes, entries.into()).expect("whole entries");
+}
 
 /// An engine, its unit, and time that jumps to whatever is waited for.
 struct Rig {

@@ -1,9 +1,9 @@
 //! How large the unit is now.
 
 use strongroom_block::Lba;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::cdb;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Execute, Next};
 use crate::pipeline::answer::Answer;

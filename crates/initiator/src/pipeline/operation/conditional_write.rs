@@ -1,8 +1,8 @@
 //! Writes one sealed block if its newest version still has a given stamp. Durable when it is acknowledged.
 
 use strongroom_block::{Buffer, DeviceError, Lba};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::VendorCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, FirstRecord, Next, UnitContext};
 use crate::pipeline::command_plan::CommandPlan;

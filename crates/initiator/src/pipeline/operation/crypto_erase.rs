@@ -1,9 +1,9 @@
 //! Makes the target forget everything: there are no keys of epochs before a given one any more.
 
 use strongroom_block::Lba;
-use strongroom_iscsi::ahs;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::cdb;
+use strongroom_scsi::transport::Parameters;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, Next, UnitContext};
 use crate::pipeline::command_plan::CommandPlan;
@@ -30,9 +30,8 @@ impl Execute for CryptoErase {
     }
 
     fn build(&self, _: &CommandPlan, context: &BuildContext<'_>) -> ScsiCommand {
-        let mut segments = Vec::new();
-        ahs::push_keys_destroyed(&mut segments, self.epoch);
-        ScsiCommand { ahs: segments.into(), ..context.unit.without_data(cdb::sanitize_crypto_erase()) }
+        let parameters = Parameters { keys_destroyed: Some(self.epoch), ..Parameters::default() };
+        ScsiCommand { parameters, ..context.unit.without_data(cdb::sanitize_crypto_erase()) }
     }
 
     fn succeeded(&mut self, _: &CommandPlan, _: UnitContext<'_>) -> Next {

@@ -1,7 +1,7 @@
 //! Discards blocks of a plain unit: UNMAP where unmapped blocks read as zeros, otherwise zeros are written.
 
 use strongroom_block::{Buffer, BufferMut, Lba};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 use strongroom_scsi::{cdb, provisioning};
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, take_blocks};

@@ -2,8 +2,8 @@
 //! command, and what it answers. One file per operation implements [`Execute`]; the defaults suit a command without data.
 
 use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba, Stamp};
-use strongroom_iscsi::ahs;
-use strongroom_iscsi::initiator::{Command as ScsiCommand, WriteRecords, WriteSource};
+use strongroom_scsi::transport::initiator::{Command as ScsiCommand, WriteRecords, WriteSource};
+use strongroom_scsi::transport::{Operation, Parameters};
 
 use crate::completion::device_error;
 use crate::pipeline::answer::Answer;
@@ -120,7 +120,7 @@ pub(crate) struct BuildContext<'a> {
     /// What the pipeline has sealed for this command.
     pub(crate) sealed: Option<&'a SealedBlocks>,
     /// How the unit is to recognize it, where its first stamp does not tell.
-    pub(crate) operation: Option<ahs::Operation>,
+    pub(crate) operation: Option<Operation>,
 }
 
 impl BuildContext<'_> {
@@ -137,19 +137,13 @@ impl BuildContext<'_> {
         let records = records.map(|records| WriteRecords { block_bytes, record_bytes, bytes: records.into_bytes() });
         let source = WriteSource { data, records };
         let command = ScsiCommand::write(self.unit.unit.wire_lun(), cdb, source);
-        self.with_segments(command, expected)
+        self.with_parameters(command, expected)
     }
 
     /// Adds what the unit recognizes the write by, and what it is to compare.
-    pub(crate) fn with_segments(&self, command: ScsiCommand, expected: Option<&[u8; 24]>) -> ScsiCommand {
-        let mut segments = Vec::new();
-        if let Some(expected) = expected {
-            ahs::push_expected_stamp(&mut segments, expected);
-        }
-        if let Some(operation) = &self.operation {
-            operation.push(&mut segments);
-        }
-        ScsiCommand { ahs: segments.into(), ..command }
+    pub(crate) fn with_parameters(&self, command: ScsiCommand, expected: Option<&[u8; 24]>) -> ScsiCommand {
+        let (expected_stamp, operation) = (expected.copied(), self.operation.map(Ok));
+        ScsiCommand { parameters: Parameters { expected_stamp, operation, ..command.parameters }, ..command }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Fetches blocks and does not open them: only checks that each comes whole and with what opens it. For load generators.
 
 use strongroom_block::Lba;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::cdb;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Execute, take_blocks};
 use crate::pipeline::command_plan::CommandPlan;

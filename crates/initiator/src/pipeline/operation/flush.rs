@@ -2,8 +2,8 @@
 //! the engine builds it.
 
 use strongroom_block::Lba;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::cdb;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, UnitContext};
 use crate::pipeline::command_plan::CommandPlan;

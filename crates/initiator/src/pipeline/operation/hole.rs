@@ -1,7 +1,7 @@
 //! Discards blocks of a sealed unit: writes a sealed hole.
 
 use strongroom_block::{Buffer, DeviceError, HoleRecord};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 use strongroom_scsi::{VendorCommand, vendor};
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, FirstRecord};
@@ -17,7 +17,7 @@ pub(crate) struct Hole(pub(crate) HoleRecord);
 pub(super) fn build_hole(hole: &HoleRecord, expected: Option<&[u8; 24]>, context: &BuildContext<'_>) -> ScsiCommand {
     let list = Buffer::copy_from(&vendor::encode_holes(std::slice::from_ref(hole)));
     let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
-    context.with_segments(context.unit.write_bytes(cdb, list), expected)
+    context.with_parameters(context.unit.write_bytes(cdb, list), expected)
 }
 
 impl Execute for Hole {

@@ -1,9 +1,9 @@
 //! What the target says about a block and those that follow: mapped or not. A hint, which proves nothing.
 
 use strongroom_block::Lba;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::cdb;
 use strongroom_scsi::provisioning::parse_lba_status;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Execute, Next};
 use crate::pipeline::answer::Answer;

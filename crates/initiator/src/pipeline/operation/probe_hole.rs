@@ -1,8 +1,8 @@
 //! How many blocks from one on are proved absent (sealed units): a read, which moves no data where there is none.
 
 use strongroom_block::Lba;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::cdb;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Execute, Next};
 use crate::pipeline::answer::Answer;
@@ -58,9 +58,9 @@ impl Execute for ProbeHole {
         } else if !self.found.saw_data {
             let hole = data.hole(lba)?;
             let sealing = data.sealing.ok_or_else(|| medium(lba, "a hole on a plain unit"))?;
-            sealing.open_hole(lba, count, &hole.record)?;
+            sealing.open_hole(lba, count, &hole)?;
             self.found.hole_blocks += count;
-            let epoch = hole.record.record.epoch();
+            let epoch = hole.record.epoch();
             self.found.oldest_epoch = Some(self.found.oldest_epoch.map_or(epoch, |oldest| oldest.min(epoch)));
         }
         Ok(())

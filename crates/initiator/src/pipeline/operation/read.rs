@@ -1,8 +1,8 @@
 //! Reads whole blocks into the caller's buffer.
 
 use strongroom_block::{BufferMut, Lba};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::cdb;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Execute, take_blocks};
 use crate::pipeline::answer::Answer;

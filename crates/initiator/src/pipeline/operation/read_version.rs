@@ -1,9 +1,9 @@
 //! Reads a stored version of one block without opening it: the newest, or the newest older than a given one.
 
 use strongroom_block::{BufferMut, Lba, OpenError, StoreSequence};
-use strongroom_iscsi::ahs;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::VendorCommand;
+use strongroom_scsi::transport::Parameters;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Execute, Next};
 use crate::pipeline::answer::{Answer, Version};
@@ -38,10 +38,9 @@ impl Execute for ReadVersion {
     }
 
     fn build(&self, _: &CommandPlan, context: &BuildContext<'_>) -> ScsiCommand {
-        let mut segments = Vec::new();
-        ahs::push_older_than(&mut segments, self.older_than.0);
+        let parameters = Parameters { older_than: Some(self.older_than), ..Parameters::default() };
         let command = context.unit.read_blocks(VendorCommand::ReadVersion { lba: self.lba }.encode(), 1);
-        ScsiCommand { ahs: segments.into(), ..command }
+        ScsiCommand { parameters, ..command }
     }
 
     fn data_in(&mut self, _: &CommandPlan, data: &mut ReadData<'_>) -> Result<(), ReadFault> {

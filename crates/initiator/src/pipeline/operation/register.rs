@@ -1,7 +1,7 @@
 //! Registers an attach id with the unit, before operations under it are sent.
 
 use strongroom_block::{AttachId, Buffer, Lba};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 use strongroom_scsi::{VendorCommand, vendor};
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, Next, UnitContext};

@@ -2,8 +2,8 @@
 //! and that another initiator wrote first is an answer, not an error.
 
 use strongroom_block::{Buffer, DeviceError, Lba};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::VendorCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, FirstRecord, Next};
 use crate::pipeline::answer::Answer;

@@ -2,7 +2,7 @@
 //! restarted.
 
 use strongroom_block::{DeviceError, HoleRecord};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, FirstRecord, Next};
 use super::hole::build_hole;

@@ -1,8 +1,8 @@
 //! What blocks and holes are in a range of one transfer, with their data, opened.
 
 use strongroom_block::{BufferMut, Lba};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::cdb;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Execute, Next};
 use crate::pipeline::answer::{Answer, SurveyResult, SurveyedBlock, SurveyedHole};
@@ -49,7 +49,7 @@ impl Execute for Survey {
         })?;
         if data.is_absent() {
             let (lba, count) = data.blocks_covered(self.lba)?;
-            self.holes.push(SurveyedHole { lba, count, epoch: data.hole(lba)?.record.record.epoch() });
+            self.holes.push(SurveyedHole { lba, count, epoch: data.hole(lba)?.record.epoch() });
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Puts a unit in the place of the one whose successor it was made to be.
 
 use strongroom_block::Lba;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::VendorCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute};
 use crate::pipeline::command_plan::CommandPlan;

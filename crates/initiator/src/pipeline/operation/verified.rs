@@ -1,7 +1,7 @@
 //! Feedback: tells the target which versions have opened, so that it need not retain older ones.
 
 use strongroom_block::{Buffer, Lba, StoreSequence};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 use strongroom_scsi::{VendorCommand, vendor};
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute};

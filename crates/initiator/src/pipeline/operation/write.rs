@@ -1,8 +1,8 @@
 //! Writes whole blocks. On a sealed unit they come sealed, or plain: then each command is sealed when the pipeline has room for it.
 
 use strongroom_block::{Buffer, DeviceError, Lba};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
 use strongroom_scsi::cdb;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, FirstRecord, take_blocks};
 use crate::pipeline::command_plan::CommandPlan;

@@ -10,7 +10,7 @@
 //! and undo what other initiators have changed in the rest of it since.
 
 use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Lba};
-use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 use strongroom_scsi::{VendorCommand, cdb};
 
 use super::execute::{BuildContext, Capabilities, Effect, Execute, FirstRecord, Next, UnitContext};

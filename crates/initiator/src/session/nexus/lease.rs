@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use strongroom_block::Custody;
-use strongroom_iscsi::initiator::Completed;
+use strongroom_scsi::transport::initiator::Completed;
 
 use super::{Dialog, Nexus, Notice, Task};
 use crate::session::writer_lease::{LeaseStep, LeaseTalk};

@@ -1,7 +1,7 @@
 //! Proves what is asked of the target when, what a refusal becomes, and that a lease that was lost is never claimed again.
 
-use strongroom_iscsi::Residual;
-use strongroom_iscsi::initiator::TaskId;
+use strongroom_scsi::transport::Residual;
+use strongroom_scsi::transport::initiator::TaskId;
 use strongroom_scsi::vendor::lease::{Standing, encode_writers};
 
 use super::*;
@@ -25,7 +25,7 @@ fn ended(status: Status) -> Completed {
         sense: Vec::new(),
         residual: Residual::None,
         moved_bytes: 0,
-        ahs: Default::default(),
+        written: None,
     }
 }
 

@@ -5,12 +5,12 @@ use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use strongroom_block::{AttachId, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite};
-use strongroom_iscsi::ahs::{self, Hole, SealRecords};
 use strongroom_iscsi::initiator::{
-    self, Direction, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
+    self, DataContent, Direction, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
 };
-use strongroom_iscsi::target::{self, DataSegment, Response};
+use strongroom_iscsi::target::{self, ReadPart, Response};
 use strongroom_iscsi::{DigestOffer, Lun, Offer, Residual};
+use strongroom_scsi::transport::{StoredRecords, Written};
 
 use super::{Pair, Random, initiator_config};
 
@@ -34,7 +34,7 @@ struct Plan {
     holes: Vec<bool>,
     sealed: bool,
     /// Header segments of the response.
-    written: Bytes,
+    written: Option<Written>,
 }
 
 /// What has come back so far.
@@ -238,11 +238,10 @@ impl Model {
             1 => (0x08, Vec::new()),
             _ => (0, Vec::new()),
         };
-        let mut written = Bytes::new();
+        let mut written = None;
         if sealed && direction == Direction::Write {
-            written =
-                ahs::Written { is_repeat: random.one_in(4), first: StoreSequence(random.below(9)), superseded: 3 }
-                    .to_segment();
+            let (is_repeat, first) = (random.one_in(4), StoreSequence(random.below(9)));
+            written = Some(Written { is_repeat, first, superseded: 3 });
         }
         Plan { expected: expected as u32, wanted, direction, status, sense, data, holes, sealed, written }
     }
@@ -262,8 +261,8 @@ impl Model {
             _ => Vec::new(),
         };
         let wanted_bytes = (plan.direction == Direction::Write).then_some(plan.wanted);
-        let (status, sense, ahs) = (plan.status, plan.sense.clone(), plan.written.clone());
-        let response = Response { status, sense, data, ahs, wanted_bytes };
+        let (status, sense, written) = (plan.status, plan.sense.clone(), plan.written);
+        let response = Response { status, sense, data, written, wanted_bytes };
         assert!(self.pair.target.complete(command.task, response), "the task is there");
     }
 
@@ -298,20 +297,21 @@ impl Model {
         let (name, progress) = self.names.get_mut(&part.task).expect("data of a task that is there");
         assert_eq!(part.offset as usize, progress.data.len(), "in order, without gaps");
         let plan = &self.plans[name];
-        if let Some(hole) = Hole::find(&part.ahs).expect("a sound hole") {
-            assert_eq!(hole.covered_blocks as usize * BLOCK, part.covers_bytes as usize);
+        if let DataContent::Hole { sequence, record } = &part.content {
+            let hole = HoleRecord::decode(record).expect("a sound hole");
+            assert_eq!((*sequence, hole.record), (StoreSequence(5), hole_record()));
+            assert_eq!(part.covers_bytes as usize % BLOCK, 0);
             progress.data.resize(progress.data.len() + part.covers_bytes as usize, 0);
             return;
         }
         if plan.sealed {
-            assert!(part.sealed);
-            let records = SealRecords::find(&part.ahs).expect("sound records").expect("records");
-            assert_eq!(records.entry_bytes, ENTRY);
-            for (entry, block) in records.iter().zip(part.data.chunks(BLOCK)) {
+            let DataContent::Sealed { data, records } = &part.content else { panic!("sealed, with records") };
+            assert_eq!(records.entry_bytes(), ENTRY);
+            for (entry, block) in records.iter().zip(data.chunks(BLOCK)) {
                 assert_eq!(&entry[8..], record_of(block).as_bytes(), "each block with its record");
             }
         }
-        progress.data.extend_from_slice(&part.data);
+        progress.data.extend_from_slice(part.data());
     }
 
     fn finish(&mut self, completed: initiator::Completed) {
@@ -325,7 +325,7 @@ impl Model {
         }
         assert_eq!((completed.status, completed.response), (plan.status, 0));
         assert_eq!(completed.sense, plan.sense);
-        assert_eq!(completed.ahs, plan.written, "the header segments of the response");
+        assert_eq!(completed.written, plan.written, "what the response says of the write");
         assert_eq!(completed.residual, Residual::of(plan.expected, plan.wanted), "residuals are exact");
         if plan.direction == Direction::Read {
             let moved = plan.data.len().min(plan.expected as usize);
@@ -343,9 +343,8 @@ fn check_write(plan: &Plan, command: &target::Command) {
     let mut at = 0;
     for segment in &command.data {
         assert_eq!(segment.offset as usize, at, "in order, without gaps");
-        assert_eq!(segment.sealed, plan.sealed);
-        if plan.sealed {
-            let records = SealRecords::find(&segment.ahs).expect("sound records").expect("records");
+        assert_eq!(segment.records.is_some(), plan.sealed);
+        if let Some(records) = &segment.records {
             assert_eq!(records.count() * BLOCK, segment.data.len(), "whole blocks");
             for (entry, block) in records.iter().zip(segment.data.chunks(BLOCK)) {
                 assert_eq!(entry, record_of(block).as_bytes(), "each block with its record");
@@ -356,18 +355,18 @@ fn check_write(plan: &Plan, command: &target::Command) {
     assert!(command.gather()[..] == plan.data[..], "the bytes that the initiator wrote");
 }
 
-fn plain_segments(random: &mut Random, data: &[u8]) -> Vec<DataSegment> {
+fn plain_segments(random: &mut Random, data: &[u8]) -> Vec<ReadPart> {
     let mut segments = Vec::new();
     let mut rest = data;
     while !rest.is_empty() {
         let len = (1 + random.below(rest.len() as u64 * 2) as usize).min(rest.len());
-        segments.push(DataSegment::plain(Buffer::copy_from(&rest[..len])));
+        segments.push(ReadPart::Plain(Buffer::copy_from(&rest[..len])));
         rest = &rest[len..];
     }
     segments
 }
 
-fn sealed_segments(random: &mut Random, target: &super::Target, plan: &Plan) -> Vec<DataSegment> {
+fn sealed_segments(random: &mut Random, target: &super::Target, plan: &Plan) -> Vec<ReadPart> {
     let max = target.sealed_blocks_max(BLOCK as u32, ENTRY).max(1);
     let mut segments = Vec::new();
     let mut at = 0;
@@ -376,20 +375,20 @@ fn sealed_segments(random: &mut Random, target: &super::Target, plan: &Plan) -> 
         // What cannot be cut must end where the expected length ends, or it is left out whole.
         let before_end = (plan.expected as usize / BLOCK).checked_sub(at).filter(|left| *left > 0).unwrap_or(run);
         let run = run.min(before_end).min(1 + random.below(max as u64) as usize);
-        let mut header = Vec::new();
         if plan.holes[at] {
             let record = HoleRecord { start: Lba(0), count: 1 << 20, record: hole_record() };
-            Hole { covered_blocks: run as u32, store_sequence: 5, record }.push(&mut header);
-            segments.push(DataSegment::hole(Bytes::from(header), (run * BLOCK) as u32));
+            segments.push(ReadPart::Hole {
+                covers_bytes: (run * BLOCK) as u32,
+                covered_blocks: run as u32,
+                sequence: StoreSequence(5),
+                record: Box::new(record),
+            });
         } else {
             let blocks = &plan.data[at * BLOCK..(at + run) * BLOCK];
-            let mut entries = Vec::new();
-            for block in blocks.chunks(BLOCK) {
-                entries.extend_from_slice(&77u64.to_be_bytes());
-                entries.extend_from_slice(record_of(block).as_bytes());
-            }
-            ahs::push_seal_records(&mut header, ENTRY, &entries);
-            segments.push(DataSegment::sealed(Buffer::copy_from(blocks), Bytes::from(header)));
+            let records: Vec<_> = blocks.chunks(BLOCK).map(record_of).collect();
+            let entries = records.iter().map(|record| (StoreSequence(77), record));
+            let records = StoredRecords::new(ENTRY, entries, false);
+            segments.push(ReadPart::Sealed { data: Buffer::copy_from(blocks), records });
         }
         at += run;
     }

@@ -1,7 +1,6 @@
 //! Proves the commands of more than one step, mode pages, and what is told of the unit, against what the standards say they do.
 
 use strongroom_block::{AttachId, HoleRecord, Mode, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum};
-use strongroom_iscsi::ahs;
 use strongroom_scsi::copy::{self, Segment};
 use strongroom_scsi::{SenseKey, UnitAttention, VendorCommand, inquiry, opcode, vendor};
 
@@ -24,7 +23,7 @@ fn long(operation: u8, flags: u8, lba: u64, count: u32) -> [u8; 16] {
 
 fn bytes_of(response: &Response) -> Vec<u8> {
     assert_eq!(response.status, 0, "{:?}", Sense::parse(&response.sense));
-    response.data.iter().flat_map(|segment| segment.data.to_vec()).collect()
+    response.data.iter().flat_map(|segment| segment.data().to_vec()).collect()
 }
 
 pub(super) fn sense_of(response: &Response) -> Sense {
@@ -178,7 +177,7 @@ fn sanitize_leaves_nothing() {
     assert!(refused.is(&Sense::SANITIZE_IN_PROGRESS) && refused.progress.is_some());
     assert_eq!(bench.as_other(cdb::inquiry(36), &[]).status, 0);
     let asked = bench.as_other(cdb_of(&[0x03, 0, 0, 0, 252]), &[]);
-    let told = Sense::parse(&asked.data[0].data).unwrap();
+    let told = Sense::parse(asked.data[0].data()).unwrap();
     assert!(
         told.is(&Sense::SANITIZE_IN_PROGRESS) && told.progress.is_some(),
         "REQUEST SENSE tells how far it is: {told}"
@@ -508,7 +507,7 @@ fn an_absence_is_sealed_anew_only_where_there_is_no_data() {
         let stamp = Stamp { attach_id: AttachId([1; 16]), counter };
         SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp, checksum, [0; 16])
     }
-    fn sent(bench: &mut Bench, command: iscsi::Command) -> (u8, Option<Sense>) {
+    fn sent(bench: &mut Bench, command: transport::Command) -> (u8, Option<Sense>) {
         let task = command.task;
         let response = match bench.unit.submit(KEY, command, 16) {
             Verdict::Answer(response) => response,
@@ -529,9 +528,7 @@ fn an_absence_is_sealed_anew_only_where_there_is_no_data() {
         let parameter_list_len = list.len() as u32;
         let cdb = VendorCommand::SealHole { parameter_list_len }.encode();
         let mut command = bench.command(cdb, Direction::Write, parameter_list_len, &list);
-        let mut segments = Vec::new();
-        expected.iter().for_each(|expected| ahs::push_expected_stamp(&mut segments, expected));
-        command.ahs = segments.into();
+        command.parameters.expected_stamp = expected;
         sent(bench, command)
     }
     let mut bench = Bench::on(&VolumeSpec::sealed("vault", 1 << 20));
@@ -545,10 +542,8 @@ fn an_absence_is_sealed_anew_only_where_there_is_no_data() {
     }
     let block = [7; 4096];
     let mut write = bench.command(cdb::write_16(Lba(5), 1, false), Direction::Write, 4096, &[]);
-    let mut records = Vec::new();
     let sealed = record(RecordFlags::default(), 1, keyless_checksum(&block));
-    ahs::push_seal_records(&mut records, SealRecord::BASE_BYTES, sealed.as_bytes());
-    write.data = vec![WriteSegment { offset: 0, data: Buffer::copy_from(&block), ahs: records.into(), sealed: true }];
+    write.data = vec![sealed_segment(&block, &sealed)];
     assert_eq!(sent(&mut bench, write).0, 0);
     let (_, sense) = seal(&mut bench, &[(0, 256)], absent);
     assert_eq!(sense.map(|sense| (sense.key, sense.asc)), Some((SenseKey::Miscompare, 0x1d)));
@@ -570,12 +565,9 @@ fn without_a_write_cache_sealed_writes_and_holes_are_durable_when_answered() {
     };
     let conditional = VendorCommand::ConditionalWrite { lba: Lba(5), count: 1 }.encode();
     let mut write = bench.command(conditional, Direction::Write, 4096, &[]);
-    let (mut expected, mut records) = (Vec::new(), Vec::new());
-    ahs::push_expected_stamp(&mut expected, &[0; Stamp::BYTES]);
     let sealed = record(RecordFlags::default(), 1, keyless_checksum(&block));
-    ahs::push_seal_records(&mut records, SealRecord::BASE_BYTES, sealed.as_bytes());
-    write.ahs = expected.into();
-    write.data = vec![WriteSegment { offset: 0, data: Buffer::copy_from(&block), ahs: records.into(), sealed: true }];
+    write.parameters.expected_stamp = Some([0; Stamp::BYTES]);
+    write.data = vec![sealed_segment(&block, &sealed)];
     let hole = HoleRecord { start: Lba(0), count: 256, record: record(RecordFlags(RecordFlags::HOLE), 2, 0) };
     let list = vendor::encode_holes(&[hole]);
     let parameter_list_len = list.len() as u32;

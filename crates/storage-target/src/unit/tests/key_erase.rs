@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use strongroom_block::{AttachId, Custody, Mode, RecordFlags, SealRecord, Stamp, Suite, WrapError, keyless_checksum};
-use strongroom_iscsi::ahs;
 use strongroom_store::Op;
 
 use super::commands::cdb_of;
@@ -185,14 +184,12 @@ fn write_sealed(bench: &mut Bench) {
     let stamp = Stamp { attach_id: AttachId([1; 16]), counter: 1 };
     let checksum = keyless_checksum(&block);
     let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags::default(), 1, stamp, checksum, [0; 16]);
-    let mut records = Vec::new();
-    ahs::push_seal_records(&mut records, SealRecord::BASE_BYTES, record.as_bytes());
     let mut write = bench.command(cdb::write_16(Lba(5), 1, true), Direction::Write, 4096, &[]);
-    write.data = vec![WriteSegment { offset: 0, data: Buffer::copy_from(&block), ahs: records.into(), sealed: true }];
+    write.data = vec![sealed_segment(&block, &record)];
     assert_eq!(answer(bench, write).status, 0);
 }
 
-fn answer(bench: &mut Bench, command: iscsi::Command) -> Response {
+fn answer(bench: &mut Bench, command: transport::Command) -> Response {
     let task = command.task;
     match bench.unit.submit(KEY, command, 16) {
         Verdict::Answer(response) => response,
@@ -213,9 +210,7 @@ fn attack_key_a_blind_unit_is_not_sanitized_before_its_keys_are_destroyed() {
         let mut bench = Bench::on(&VolumeSpec { sealed, ..VolumeSpec::plain("vault", 1 << 20) });
         write_sealed(&mut bench);
         let mut command = bench.command(cdb::sanitize_crypto_erase(), Direction::None, 0, &[]);
-        let mut segments = Vec::new();
-        destroyed.iter().for_each(|epoch| ahs::push_keys_destroyed(&mut segments, *epoch));
-        command.ahs = segments.into();
+        command.parameters.keys_destroyed = destroyed;
         let response = answer(&mut bench, command);
         let sense = Sense::parse(&response.sense);
         match &refusal {

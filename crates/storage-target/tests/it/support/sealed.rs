@@ -2,11 +2,11 @@
 
 use bytes::Bytes;
 use strongroom_block::{
-    AttachId, BlockKeyWrap, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, Suite, WrapError,
-    keyless_checksum,
+    AttachId, BlockKeyWrap, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite,
+    WrapError, keyless_checksum,
 };
 use strongroom_iscsi::ahs;
-use strongroom_iscsi::initiator::{Command, WriteRecords, WriteSource};
+use strongroom_iscsi::initiator::{Command, DataContent, WriteRecords, WriteSource};
 use strongroom_scsi::{VendorCommand, cdb, vendor};
 
 use super::{BLOCK, Initiator, LUN, Outcome};
@@ -77,9 +77,7 @@ pub(crate) fn read_version(initiator: &mut Initiator, lba: u64, older_than: u64)
     let cdb = VendorCommand::ReadVersion { lba: Lba(lba) }.encode();
     let mut command = Command::read(LUN, cdb, BLOCK as u32);
     command.sealed_block_bytes = Some(BLOCK as u32);
-    let mut header = Vec::new();
-    ahs::push_older_than(&mut header, older_than);
-    command.ahs = Bytes::from(header);
+    command.parameters.older_than = Some(StoreSequence(older_than));
     initiator.run(command)
 }
 
@@ -88,14 +86,21 @@ pub(crate) fn returned(outcome: &Outcome) -> (Vec<(u64, SealRecord)>, Vec<ahs::H
     let mut blocks = Vec::new();
     let mut holes = Vec::new();
     for segment in &outcome.segments {
-        assert_eq!(segment.sealed, !segment.data.is_empty(), "block data is left to its records, and nothing else is");
-        if let Some(found) = ahs::SealRecords::find(&segment.ahs).unwrap() {
-            for entry in found.iter() {
-                let sequence = u64::from_be_bytes(entry[..8].try_into().unwrap());
-                blocks.push((sequence, SealRecord::decode(&entry[8..]).unwrap()));
+        match &segment.content {
+            DataContent::Sealed { data, records } => {
+                assert!(!data.is_empty(), "block data is left to its records, and nothing else is");
+                for entry in records.iter() {
+                    let sequence = u64::from_be_bytes(entry[..8].try_into().unwrap());
+                    blocks.push((sequence, SealRecord::decode(&entry[8..]).unwrap()));
+                }
             }
+            DataContent::Hole { sequence, record } => holes.push(ahs::Hole {
+                covered_blocks: segment.covers_bytes / BLOCK as u32,
+                store_sequence: sequence.0,
+                record: HoleRecord::decode(record).unwrap(),
+            }),
+            DataContent::Plain(data) => assert!(data.is_empty(), "block data is left to its records"),
         }
-        holes.extend(ahs::Hole::find(&segment.ahs).unwrap());
     }
     (blocks, holes)
 }

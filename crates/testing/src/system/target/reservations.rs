@@ -1,9 +1,8 @@
 //! Persistent reservations, asked for at the unit as an application on an initiator's node does, beside what the initiator itself asks for.
 
 use strongroom_block::Buffer;
-use strongroom_iscsi::Lun;
-use strongroom_iscsi::pdu::Attribute;
-use strongroom_iscsi::target::{Command, Direction, Response, TaskId, WriteSegment};
+use strongroom_scsi::transport::target::{Command, Response, TaskId, WriteSegment};
+use strongroom_scsi::transport::{Direction, Lun, Parameters, TaskAttribute};
 use strongroom_scsi::{NexusId, opcode};
 
 use super::{Target, Verdict};
@@ -72,12 +71,12 @@ impl Target {
             task: TaskId(TASKS + ticket),
             lun: Lun::single_level(0),
             cdb,
-            ahs: Default::default(),
-            attribute: Attribute::Simple,
+            parameters: Parameters::default(),
+            attribute: TaskAttribute::Simple,
             direction: Direction::Write,
             expected_bytes: list.len() as u32,
             immediate: false,
-            data: vec![WriteSegment { offset: 0, data, ahs: Default::default(), sealed: false }],
+            data: vec![WriteSegment { offset: 0, data, records: None }],
         };
         match self.units[0].submit(session, command, 0) {
             Verdict::Answer(response) => self.note_reserved(ticket, Some(&response)),

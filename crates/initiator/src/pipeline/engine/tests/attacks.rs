@@ -2,10 +2,10 @@
 //! that names a block. What cannot be told (rollback to an older valid pair) is pinned here as well.
 
 use strongroom_block::{Buffer, DeviceErrorKind, Lba, StoreSequence, keyless_checksum};
-use strongroom_iscsi::initiator::DataIn;
+use strongroom_scsi::transport::initiator::{DataContent, DataIn};
 
 use super::fake_unit::{FakeUnit, Stored};
-use super::{BLOCK, Rig, sealing};
+use super::{BLOCK, Rig, data_of, replace_records, sealing};
 use crate::Limits;
 use crate::pipeline::operation::{Fetch, ReadVersion, Write};
 
@@ -73,14 +73,20 @@ fn attack_target_sends_malformed_blocks() {
     type Change = (&'static str, fn(&mut DataIn));
     let changes: [Change; 6] = [
         ("records taken away: zeros served", |data_in| {
-            data_in.data = Buffer::copy_from(&vec![0; data_in.data.len()]);
-            data_in.ahs = bytes::Bytes::new();
+            data_in.content = DataContent::Plain(Buffer::copy_from(&vec![0; data_in.data().len()]));
         }),
-        ("data taken away", |data_in| data_in.data = Buffer::empty()),
-        ("plain data instead of sealed", |data_in| data_in.sealed = false),
-        ("a piece that is cut", |data_in| data_in.data = data_in.data.slice(..BLOCK / 2)),
+        ("data taken away", |data_in| *data_of(data_in) = Buffer::empty()),
+        ("plain data instead of sealed", |data_in| {
+            data_in.content = DataContent::Plain(Buffer::copy_from(data_in.data()));
+        }),
+        ("a piece that is cut", |data_in| {
+            let data = data_of(data_in);
+            *data = data.slice(..BLOCK / 2);
+        }),
         ("a piece at another place", |data_in| data_in.offset = BLOCK as u32),
-        ("nonsense instead of records", |data_in| data_in.ahs = bytes::Bytes::from(vec![0xA5; 64])),
+        ("nonsense instead of records", |data_in| {
+            replace_records(data_in, 32, vec![0xA5; 64]);
+        }),
     ];
     for (name, change) in changes {
         let mut rig = Rig::new(true, Limits::default());
@@ -112,11 +118,12 @@ fn attack_target_rolls_back() {
 fn a_version_in_an_unknown_format_is_no_damage() {
     let mut rig = Rig::new(true, Limits::default());
     rig.write(2, 1, 1).unwrap();
-    // Behind the segment's header, the length of its entries, and the store sequence.
+    // Behind the store sequence.
     rig.tamper = Some(Box::new(|data_in| {
-        let mut ahs = data_in.ahs.to_vec();
-        ahs[3 + 1 + 8] += 1;
-        data_in.ahs = ahs.into();
+        let DataContent::Sealed { records, .. } = &data_in.content else { panic!("a sealed block") };
+        let mut entries = records.as_bytes().to_vec();
+        entries[8] += 1;
+        replace_records(data_in, entries.len(), entries);
     }));
     let error = rig.do_now(ReadVersion::new(Lba(2), StoreSequence(0))).unwrap_err();
     assert_eq!(error.kind, DeviceErrorKind::Refused, "any but that of a damaged medium");

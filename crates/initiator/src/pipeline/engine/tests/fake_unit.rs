@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use strongroom_block::{AttachId, Buffer, HoleRecord, Lba, SealRecord, Stamp, StoreSequence};
-use strongroom_iscsi::Residual;
-use strongroom_iscsi::ahs::{self, Hole, Operation, Written};
-use strongroom_iscsi::initiator::{Command as ScsiCommand, Completed, DataIn, TaskId};
 use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::provisioning::{self, LbaStatus};
+use strongroom_scsi::transport::Residual;
+use strongroom_scsi::transport::initiator::{Command as ScsiCommand, Completed, DataContent, DataIn, TaskId};
+use strongroom_scsi::transport::{Operation, SealRecords, Written};
 use strongroom_scsi::{Command, Sense, Status, VendorCommand, vendor};
 
 use crate::pipeline::operation::Write;
@@ -173,7 +173,7 @@ impl FakeUnit {
         if !self.sealed {
             return Ok(Some(Operation { id: first, replay: None }));
         }
-        let named = Operation::find(&command.ahs).expect("well-formed");
+        let named = command.parameters.operation.transpose().expect("well-formed");
         let operation = named.unwrap_or(Operation { id: first, replay: None });
         let executed = self.known.get(&operation.id.attach_id).ok_or(Sense::UNKNOWN_ATTACHMENT)?;
         let counters = operation.id.counter..operation.id.counter + count;
@@ -214,12 +214,12 @@ impl FakeUnit {
             sense: Vec::new(),
             residual: Residual::None,
             moved_bytes: 0,
-            ahs: Default::default(),
+            written: None,
         };
         match outcome {
             Ok(data) => {
                 if self.sealed && !self.says_nothing {
-                    completed.ahs = self.written.take().map(|written| written.to_segment()).unwrap_or_default();
+                    completed.written = self.written.take();
                 }
                 completed.moved_bytes = data.iter().map(|piece| piece.covers_bytes).sum();
                 (data, completed)
@@ -325,7 +325,7 @@ impl FakeUnit {
                 Ok(Vec::new())
             }
             VendorCommand::ConditionalWrite { lba, .. } => {
-                let expected = ahs::expected_stamp(&command.ahs).expect("a conditional write names a stamp");
+                let expected = command.parameters.expected_stamp.expect("a conditional write names a stamp");
                 let Some(operation) = self.admit(command, stamp_of(records), 1)? else { return Ok(Vec::new()) };
                 let is = self.blocks.get(&lba.0).ok_or(Sense::UNRECOVERED_READ)?.stamp();
                 if is != expected {
@@ -336,7 +336,8 @@ impl FakeUnit {
                 Ok(Vec::new())
             }
             VendorCommand::ReadVersion { lba } => {
-                let bound = ahs::older_than(&command.ahs).filter(|&bound| bound > 0).unwrap_or(u64::MAX);
+                let bound =
+                    command.parameters.older_than.map(|bound| bound.0).filter(|&bound| bound > 0).unwrap_or(u64::MAX);
                 let versions = self.versions.get(&lba.0).map(Vec::as_slice).unwrap_or_default();
                 let found = versions.iter().rev().find(|version| version.sequence < bound).cloned();
                 let found = found.ok_or(Sense::NO_OLDER_VERSION)?;
@@ -354,22 +355,21 @@ impl FakeUnit {
     }
 
     fn piece(&self, stored: &Stored, at: u64) -> DataIn {
-        let mut segments = Vec::new();
-        if let Some(hole) = &stored.hole {
-            Hole { covered_blocks: 1, store_sequence: stored.sequence, record: hole.clone() }.push(&mut segments);
+        let data = Buffer::copy_from(&stored.data);
+        let content = if let Some(hole) = &stored.hole {
+            let (start, count) = (hole.start.0.to_be_bytes(), hole.count.to_be_bytes());
+            let record = [&start[..], &count, hole.record.as_bytes()].concat().into();
+            DataContent::Hole { sequence: StoreSequence(stored.sequence), record }
         } else if self.sealed {
             assert!(SealRecord::decode(&stored.record).is_ok());
             let entry = [&stored.sequence.to_be_bytes()[..], &stored.record].concat();
-            ahs::push_seal_records(&mut segments, entry.len(), &entry);
-        }
-        DataIn {
-            task: TaskId(0),
-            offset: (at as usize * self.block_bytes) as u32,
-            data: Buffer::copy_from(&stored.data),
-            ahs: segments.into(),
-            sealed: self.sealed && stored.hole.is_none(),
-            covers_bytes: self.block_bytes as u32,
-        }
+            let records = SealRecords::new(entry.len(), entry.into()).expect("one entry");
+            DataContent::Sealed { data, records }
+        } else {
+            DataContent::Plain(data)
+        };
+        let offset = (at as usize * self.block_bytes) as u32;
+        DataIn { task: TaskId(0), offset, covers_bytes: self.block_bytes as u32, content }
     }
 }
 
@@ -378,9 +378,7 @@ fn plain(data: Vec<u8>) -> DataIn {
         task: TaskId(0),
         offset: 0,
         covers_bytes: data.len() as u32,
-        data: Buffer::copy_from(&data),
-        ahs: bytes::Bytes::new(),
-        sealed: false,
+        content: DataContent::Plain(Buffer::copy_from(&data)),
     }
 }
 

@@ -2,8 +2,8 @@
 //! replayed, and that an attach id is registered before it is used and never again after the unit has forgotten it.
 
 use strongroom_block::SealRecord;
-use strongroom_iscsi::ahs;
-use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::transport;
+use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use super::epochs::sealer;
 use super::*;
@@ -129,7 +129,7 @@ fn a_resend_under_a_new_key_epoch_keeps_its_operation_id() {
         hold(&rig, epoch, &[epoch, epoch - 1]);
         rig.reconnect(false);
         let (_, again) = rig.engine.next_command().unwrap();
-        assert_eq!(ahs::Operation::find(&again.ahs), Ok(Some(ahs::Operation { id, replay: None })), "epoch {epoch}");
+        assert_eq!(again.parameters.operation, Some(Ok(transport::Operation { id, replay: None })), "epoch {epoch}");
         assert_ne!(first_stamp(&again), id, "sealed again");
         let records = &again.write.unwrap().records.unwrap().bytes;
         assert_eq!(SealRecord::decode(&records[..56]).unwrap().epoch(), epoch);

@@ -3,7 +3,7 @@
 
 use strongroom_block::{Buffer, BufferMut, DeviceErrorKind, Lba, StoreSequence};
 
-use super::{Answer, BLOCK, Rig, Tamper};
+use super::{Answer, BLOCK, Rig, Tamper, data_of};
 use crate::Limits;
 use crate::pipeline::ahead::FetchId;
 use crate::pipeline::answer::Version;
@@ -13,11 +13,11 @@ use crate::pipeline::request::Reply;
 /// Flips a bit of the first block in each of the next `pieces` that carry data.
 fn flips(mut pieces: usize) -> Option<Tamper> {
     Some(Box::new(move |data_in| {
-        if pieces > 0 && !data_in.data.is_empty() {
+        if pieces > 0 && !data_in.data().is_empty() {
             pieces -= 1;
-            let mut data = data_in.data.to_vec();
+            let mut data = data_in.data().to_vec();
             data[100] ^= 1;
-            data_in.data = Buffer::copy_from(&data);
+            *data_of(data_in) = Buffer::copy_from(&data);
         }
     }))
 }
@@ -60,16 +60,16 @@ fn a_read_advances_from_one_damaged_block_to_the_next() {
     let mut damaged = std::collections::HashSet::new();
     let mut fetched_bytes = 0;
     rig.tamper = Some(Box::new(move |data_in| {
-        fetched_bytes += data_in.data.len();
+        fetched_bytes += data_in.data().len();
         assert!(fetched_bytes <= 36 * BLOCK, "what was opened is not fetched again");
-        let mut data = data_in.data.to_vec();
+        let mut data = data_in.data().to_vec();
         for block in data.chunks_mut(BLOCK) {
             // Ciphertext tells blocks apart.
             if damaged.insert(block.to_vec()) {
                 block[7] ^= 1;
             }
         }
-        data_in.data = Buffer::copy_from(&data);
+        *data_of(data_in) = Buffer::copy_from(&data);
     }));
     assert_eq!(rig.read(0, 8).unwrap(), expected(0, 8));
     assert_eq!(rig.refetch_connections, 0);
