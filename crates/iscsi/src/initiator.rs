@@ -10,6 +10,7 @@ mod reassign;
 mod receive;
 mod recover;
 mod transmit;
+mod transport;
 mod types;
 
 use std::collections::VecDeque;

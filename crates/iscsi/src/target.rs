@@ -26,6 +26,7 @@ mod task;
 mod task_set;
 mod tasks;
 mod text_exchange;
+mod transport;
 mod types;
 mod write;
 

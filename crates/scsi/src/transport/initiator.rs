@@ -1,11 +1,14 @@
 //! The initiator's side of a transport: what the engine hands to a session, and what it takes back.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use strongroom_block::{Buffer, StoreSequence};
 
-use super::{Direction, Lun, Parameters, Residual, SealRecords, TaskAttribute, Written};
+use super::{
+    Direction, Lun, Parameters, Residual, SealRecords, TaskAttribute, TaskFunction, TaskManagementResult, Written,
+};
 
 /// Names a task of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -189,4 +192,81 @@ pub struct Completed {
     pub moved_bytes: u32,
     /// Where a write of sealed blocks or holes was stored, if the target says so.
     pub written: Option<Written>,
+}
+
+/// What a session tells the initiator. `T`: events of the transport itself.
+#[derive(Debug)]
+pub enum Event<T> {
+    /// Part of what a read returns, in order and without gaps.
+    DataIn(DataIn),
+    /// A command is over.
+    Completed(Completed),
+    /// The answer to [`Session::manage_task`]. When it is `Complete`, the tasks concerned are gone and named here; they get no
+    /// `Completed`.
+    TaskManagementDone {
+        /// As `manage_task` returned it.
+        id: TaskId,
+        /// The result.
+        result: TaskManagementResult,
+        /// Tasks that it ended.
+        ended: Vec<TaskId>,
+    },
+    /// The target asks for a logout: call [`Session::logout`] once the tasks are done.
+    LogoutRequested {
+        /// How long the target waits.
+        within: Duration,
+    },
+    /// Sense data of a logical unit that no command asked for.
+    AsyncSense {
+        /// Logical unit.
+        lun: Lun,
+        /// The sense data.
+        sense: Vec<u8>,
+    },
+    /// The session is over; tasks without `Completed` have an unknown outcome. Always the last event.
+    Closed {
+        /// Why, for people.
+        reason: String,
+    },
+    /// Something that only the transport's driver understands: a login succeeded or failed, a connection was lost.
+    Transport(T),
+}
+
+/// A session with a target, as the initiator sees it: one I_T nexus. Login, connections and frames are the implementation's.
+///
+/// A machine without I/O: its driver gives it what arrives and the time, and sends what it has.
+pub trait Session {
+    /// Events that concern the transport's driver alone.
+    type TransportEvent;
+
+    /// Takes a command, to be sent when the target's window allows; answered by `Completed`.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was sent.
+    fn submit(&mut self, command: Command) -> Result<TaskId, SubmitError>;
+
+    /// Sends a task management function; `task` names the one of `AbortTask` and `QueryTask`. Answered by `TaskManagementDone` with the
+    /// name that is returned here.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was sent.
+    fn manage_task(&mut self, function: TaskFunction, lun: Lun, task: Option<TaskId>) -> Result<TaskId, SubmitError>;
+
+    /// The next event.
+    fn poll_event(&mut self) -> Option<Event<Self::TransportEvent>>;
+
+    /// Logs out; `Closed` follows when the target has answered, or not in time. Commands that are not over are lost.
+    fn logout(&mut self, now: Instant);
+
+    /// Whether `Closed` was emitted.
+    fn is_closed(&self) -> bool;
+
+    /// How long the target asked to be left alone before a new session.
+    fn reconnect_after(&self) -> Duration;
+
+    /// The time of `poll_timeout` has come.
+    fn handle_timeout(&mut self, now: Instant);
+
+    /// When `handle_timeout` wants to be called next.
+    fn poll_timeout(&self) -> Option<Instant>;
 }

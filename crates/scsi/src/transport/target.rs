@@ -1,8 +1,10 @@
 //! The target's side of a transport: what a session hands to a logical unit, and what it takes back.
 
+use std::time::{Duration, Instant};
+
 use strongroom_block::{Buffer, BufferMut, HoleRecord, StoreSequence};
 
-use super::{Direction, Lun, Parameters, SealRecords, StoredRecords, TaskAttribute, Written};
+use super::{Direction, Lun, Parameters, SealRecords, StoredRecords, TaskAttribute, TaskManagementResult, Written};
 
 /// Names a task of one session from its command to its completion. Never reused while a late completion could still name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -216,4 +218,74 @@ impl ReadPart {
             ReadPart::Hole { covers_bytes, .. } => *covers_bytes,
         }
     }
+}
+
+/// What a session tells the target. `T`: events of the transport itself.
+#[derive(Debug)]
+pub enum Event<T> {
+    /// A SCSI command, with all its write data. Answer with [`Session::complete`].
+    Command(Command),
+    /// Answer with [`Session::answer_task_management`] or [`Session::answer_query`].
+    TaskManagement(TaskManagement),
+    /// The session is over; all its tasks are gone. Always the last event.
+    Closed {
+        /// The initiator broke the protocol.
+        misbehaved: bool,
+        /// Why, for the log.
+        reason: String,
+    },
+    /// Something that only the transport's driver understands: a connection ended, a discovery request.
+    Transport(T),
+}
+
+/// A session of one initiator, as the target sees it: one I_T nexus. Login, connections and frames are the implementation's.
+///
+/// A machine without I/O: its driver gives it what arrives and the time, and sends what it has.
+pub trait Session {
+    /// Events that concern the transport's driver alone.
+    type TransportEvent;
+
+    /// The next event.
+    fn poll_event(&mut self) -> Option<Event<Self::TransportEvent>>;
+
+    /// Answers a command. False when the task is gone (aborted, or the session closed): nothing will be sent.
+    ///
+    /// # Panics
+    /// If the task was completed before: a command has one answer.
+    fn complete(&mut self, task: TaskId, response: Response) -> bool;
+
+    /// Answers a task management request. With `Complete`, the tasks that it named are forgotten.
+    fn answer_task_management(&mut self, id: ManagementId, result: TaskManagementResult);
+
+    /// Answers a query with `Succeeded` and what was found: for `QueryAsyncEvent` sense key, code and qualifier.
+    fn answer_query(&mut self, id: ManagementId, found: [u8; 3]);
+
+    /// Another session ends the tasks on a logical unit (`None`: on all). Returns those that the logical unit is executing: stop them,
+    /// and complete them with TASK ABORTED.
+    fn abort_tasks(&mut self, lun: Option<Lun>) -> Vec<TaskId>;
+
+    /// Most sealed blocks that fit one [`ReadPart`], given the block size and the length of an entry (sequence and record). 0 when the
+    /// initiator takes less than a block.
+    fn sealed_blocks_max(&self, block_bytes: u32, entry_bytes: usize) -> usize;
+
+    /// Bytes of read data that have not left yet.
+    fn unsent_bytes(&self) -> u64;
+
+    /// Memory that the session's commands occupy, in bytes.
+    fn memory_bytes(&self) -> u64;
+
+    /// Asks the initiator to log out within `grace`, for a drain; then ends the session.
+    fn request_logout(&mut self, now: Instant, grace: Duration);
+
+    /// Ends the session now. `why` is for the log.
+    fn close(&mut self, why: String);
+
+    /// Whether `Closed` was emitted.
+    fn is_closed(&self) -> bool;
+
+    /// The time of `poll_timeout` has come.
+    fn handle_timeout(&mut self, now: Instant);
+
+    /// When `handle_timeout` wants to be called next.
+    fn poll_timeout(&self) -> Option<Instant>;
 }
