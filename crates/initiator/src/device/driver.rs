@@ -89,6 +89,12 @@ pub(super) enum Purpose {
     Attach,
 }
 
+/// What the thread was started for, and who waits for the first result of that.
+struct Caller {
+    purpose: Purpose,
+    first: Option<SyncSender<Result<Attached, AttachError>>>,
+}
+
 enum SessionState {
     Idle {
         retry_at: Instant,
@@ -104,7 +110,7 @@ pub(super) struct Driver {
     intake: Arc<Intake>,
     status: Arc<Mutex<ConnectionStatus>>,
     runtime: Runtime,
-    purpose: Purpose,
+    caller: Caller,
     state: SessionState,
     engine: Option<Engine>,
     sealing: Option<Arc<Sealing>>,
@@ -113,7 +119,6 @@ pub(super) struct Driver {
     /// A unit that was looked at, and whether it may have lost what was not flushed: commands flow when the lease is ours.
     claiming: Option<(Arc<UnitDescription>, bool)>,
     unit: Option<Arc<UnitDescription>>,
-    first: Option<SyncSender<Result<Attached, AttachError>>>,
     reconnection: Reconnection,
     logout_deadline: Option<Instant>,
 }
@@ -144,7 +149,7 @@ impl Driver {
             intake,
             status,
             runtime,
-            purpose,
+            caller: Caller { purpose, first: Some(first) },
             state: SessionState::Idle { retry_at: Instant::now() },
             engine: None,
             sealing: None,
@@ -152,7 +157,6 @@ impl Driver {
             lease: WriterLease::new(&options),
             claiming: None,
             unit: None,
-            first: Some(first),
             reconnection: Reconnection::new(options.timeouts.backoff_min),
             logout_deadline: None,
             options,
@@ -220,7 +224,7 @@ impl Driver {
 
     /// Whether the thread has nothing left to do.
     fn is_over(&mut self, now: Instant) -> bool {
-        if self.first.is_none() && self.engine.is_none() {
+        if self.caller.first.is_none() && self.engine.is_none() {
             return true;
         }
         if !self.intake.is_detaching() {
@@ -526,7 +530,7 @@ impl Driver {
         let was_connected = std::mem::replace(&mut status.is_connected, false);
         status.last_loss = Some(error.to_string());
         drop(status);
-        if self.first.is_some() {
+        if self.caller.first.is_some() {
             return self.tell_first(Err(error));
         }
         if self.intake.is_detaching() {
@@ -558,7 +562,7 @@ impl Driver {
     }
 
     fn tell_first(&mut self, result: Result<Attached, AttachError>) {
-        if let Some(first) = self.first.take() {
+        if let Some(first) = self.caller.first.take() {
             // The caller waits for exactly this.
             let _ = first.send(result);
         }
