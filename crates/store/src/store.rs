@@ -397,7 +397,9 @@ impl Store {
                 break;
             }
         }
-        if self.io.has_finished() || self.wants_poll() {
+        // In any case: a slice of merging is done here.
+        let goes_on = self.wants_poll();
+        if goes_on || self.io.has_finished() {
             self.io.wake();
         }
     }

@@ -267,6 +267,7 @@ impl Store {
         self.log.begin_log(head);
         self.reader.clear();
         self.views.retention.clear_feedback();
+        self.views.retention.restore_limit();
         self.durability.syncs.begin_log();
         self.durability.checkpointer.begin_log(&self.volume);
         self.compactor.begin_log();

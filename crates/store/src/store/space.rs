@@ -98,8 +98,7 @@ impl Space {
 
     /// The log begins again after an erase.
     pub(super) fn begin_log(&mut self, volume_id: VolumeId) {
-        let room = std::mem::take(&mut self.room);
-        *self = Space { room, ..Space::new(volume_id) };
+        *self = Space::new(volume_id);
     }
 
     pub(super) fn state(&self) -> SpaceState {
