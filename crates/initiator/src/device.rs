@@ -225,11 +225,15 @@ impl RemoteDevice {
     /// Makes everything written durable, logs out, and ends the device's thread. Requests in flight complete first.
     ///
     /// # Errors
-    /// What the flush says; the device is detached in any case.
+    /// What the flush says, or that somebody else has taken the volume over since it was attached: what was written from here may be gone
+    /// then. The device is detached in any case.
     pub fn detach(&self) -> Result<(), DeviceError> {
         let flushed = if self.read_only { Ok(()) } else { self.flush() };
         self.end();
-        flushed
+        match self.status().lease_lost {
+            Some(why) => flushed.and(Err(device_error(DeviceErrorKind::ReservationConflict, None, why))),
+            None => flushed,
+        }
     }
 
     /// Gives up what is not durable at the target: every request fails at once, those that wait for a target that is away

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use stage::{Said, World, can_mount, eventually, has, noise, run};
 
+/// Who attaches here, as the target knows it.
+const ALICE: &str = "iqn.2026-11.test:alice";
 /// A forced detach ends within its own limit of 15 s; a busy machine gets some more.
 const FORCED_MAX: Duration = Duration::from_secs(40);
 
@@ -107,6 +109,25 @@ fn a_detach_says_which_writes_failed() {
     assert!(!paths.is_mounted());
     run(&["detach", &paths.directory]).failed(&["nothing is attached"]);
     fs::remove_file(log).unwrap();
+    server.stop();
+}
+
+/// Nothing was to be written any more, so nothing failed: the target is asked before a detach says that all is well.
+#[test]
+fn a_detach_says_that_the_volume_was_formatted_elsewhere() {
+    if !can_mount() {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let paths = Paths::of(&world);
+    paths.attach(&world, &[]);
+    let file = File::options().write(true).open(paths.file()).unwrap();
+    file.write_all_at(&noise(1, 4096), 4096).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    world.alice(&["volume", "format", &world.url("vault"), "--yes", "--force", "--confirm", ALICE]).ok();
+    lost(run(&["detach", &paths.directory]), &["is detached", "was taken over"]);
+    assert!(!paths.is_mounted());
     server.stop();
 }
 

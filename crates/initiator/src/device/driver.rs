@@ -34,8 +34,6 @@ use crate::{AttachError, AttachOptions, PipelineStatus};
 use pace::Pace;
 use reconnection::Reconnection;
 
-/// More than a ping takes: a message of this size or more carries commands or data.
-const DATA_BYTES_MIN: usize = 1024;
 /// Connections of one session, and their successors while they linger.
 const STREAMS_MAX: usize = 64;
 /// How long a detach may take to say goodbye.
@@ -194,8 +192,14 @@ impl Driver {
 
     fn step(&mut self) -> bool {
         let now = Instant::now();
-        if matches!(self.state, SessionState::Idle { retry_at } if retry_at <= now) && !self.intake.is_detaching() {
-            self.call(now);
+        match self.state {
+            SessionState::Idle { .. } if self.intake.is_detaching() => {
+                if self.waits_to_ask(now) {
+                    self.call(now);
+                }
+            }
+            SessionState::Idle { retry_at } if retry_at <= now => self.call(now),
+            _ => {}
         }
         self.take_requests();
         self.look_at_keys(now);
@@ -231,7 +235,7 @@ impl Driver {
             return false;
         }
         match &mut self.state {
-            SessionState::Active(nexus) if nexus.is_connected() => {
+            SessionState::Active(nexus) if nexus.is_connected() && (nexus.is_open() || nexus.is_logging_out()) => {
                 if self.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
                     && self.logout_deadline.is_none()
                 {
@@ -244,7 +248,7 @@ impl Driver {
                 }
                 self.logout_deadline.is_some_and(|deadline| deadline <= now)
             }
-            _ => true,
+            _ => !self.waits_to_ask(now),
         }
     }
 
@@ -374,7 +378,7 @@ impl Driver {
     fn call_further(&mut self, now: Instant) {
         while let SessionState::Active(nexus) = &mut self.state
             && nexus.wants_wire(now)
-            && !self.intake.is_detaching()
+            && (nexus.is_suspended() || !self.intake.is_detaching())
             && let Some(address) = self.reconnection.address
         {
             let wire = self.dial(now, address);
@@ -495,11 +499,8 @@ impl Driver {
                 let bytes: usize = buffers.iter().map(|buffer| buffer.len()).sum();
                 let wire = nexus.wire(at);
                 wire.is_blocked = self.runtime.send(wire.stream, &mut buffers) == SendState::Full;
-                // Data on its way, not a question whether the target is there.
-                if bytes >= DATA_BYTES_MIN
-                    && let Some(engine) = &mut self.engine
-                {
-                    engine.in_flight.moved(now);
+                if let Some(engine) = &mut self.engine {
+                    engine.in_flight.transmitted(now, bytes);
                 }
             }
         }

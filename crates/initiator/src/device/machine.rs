@@ -107,6 +107,16 @@ impl Initiator {
         self.last_loss.as_ref().is_some_and(|error| !error.is_temporary())
     }
 
+    /// Whether it was refused because the volume is attached for writing elsewhere.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self.last_loss, Some(AttachError::InUse(_)))
+    }
+
+    /// Why nothing more may be written, if another initiator has the volume by now.
+    pub fn lease_lost(&self) -> Option<&DeviceError> {
+        self.lease.lost()
+    }
+
     /// Bytes from the target.
     pub fn handle_input(&mut self, now: Instant, bytes: &[u8]) {
         if let Some(nexus) = &mut self.nexus {
@@ -153,8 +163,8 @@ impl Initiator {
             return Vec::new();
         }
         let made = nexus.transmit(0, self.engine.as_mut());
-        if let Some(engine) = self.engine.as_mut().filter(|_| !made.is_empty()) {
-            engine.in_flight.moved(now);
+        if let Some(engine) = &mut self.engine {
+            engine.in_flight.transmitted(now, made.iter().map(|buffer| buffer.len()).sum());
         }
         made
     }
@@ -193,10 +203,16 @@ impl Initiator {
         engine.table.take_finished().into_iter().filter_map(ended).collect()
     }
 
-    /// Says goodbye; the target ends the session in order.
-    pub fn log_out(&mut self, now: Instant) {
-        if let Some(nexus) = &mut self.nexus {
-            nexus.log_out(now);
+    /// Asks whether the writer lease still is ours, gives it back, and then logs out: one step at each call, as soon as the last one is
+    /// answered.
+    pub fn leave(&mut self, now: Instant) {
+        let (Some(nexus), Some(unit)) = (&mut self.nexus, &self.unit) else { return };
+        if !nexus.is_open() || nexus.talks_of_lease() {
+            return;
+        }
+        match self.lease.leave(unit) {
+            Some(talk) => nexus.talk_of_lease(now, talk, unit.custody()),
+            None => nexus.log_out(now),
         }
     }
 
@@ -241,7 +257,9 @@ impl Initiator {
         }
         if let (Some(nexus), Some(engine), Some(unit)) = (&mut self.nexus, &self.engine, &self.unit)
             && engine.lease.is_doubted()
+            && self.lease.is_held()
             && !nexus.talks_of_lease()
+            && !nexus.is_logging_out()
         {
             nexus.talk_of_lease(now, self.lease.resume(unit), unit.custody());
         }

@@ -559,6 +559,11 @@ impl Nexus {
         }
     }
 
+    /// Whether commands of the engine may flow.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
     pub(crate) fn is_logging_out(&self) -> bool {
         self.is_logging_out
     }

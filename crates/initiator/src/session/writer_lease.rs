@@ -161,6 +161,8 @@ enum ClaimState {
     /// The target has none, or we do not write.
     Unneeded,
     Held,
+    /// It is ours, and the target is asked for the last time whether it still is.
+    Confirming,
     /// Somebody else has the volume, or had it meanwhile. For good.
     Lost(DeviceError),
     Released,
@@ -197,8 +199,8 @@ impl WriterLease {
     /// What is to be said in a new session before anything is written, if there is anything to say.
     pub(crate) fn begin(&mut self, unit: &UnitDescription) -> Option<LeaseTalk> {
         match (&self.state, unit.has_leases) {
-            (ClaimState::Held, true) => Some(self.resume(unit)),
-            (ClaimState::Held, false) => {
+            (ClaimState::Held | ClaimState::Confirming, true) => Some(self.resume(unit)),
+            (ClaimState::Held | ClaimState::Confirming, false) => {
                 let what = "the target does not keep writer leases any more, so somebody else may have written: nothing more is written \
                             here; detach, and attach it again";
                 self.state = ClaimState::Lost(device_error(DeviceErrorKind::ReservationConflict, None, what));
@@ -232,13 +234,20 @@ impl WriterLease {
         LeaseTalk::new(unit, &self.volume, Question::Claim(claim))
     }
 
-    /// What is to be said before we leave.
-    pub(crate) fn release(&mut self, unit: &UnitDescription) -> Option<LeaseTalk> {
-        if self.state != ClaimState::Held {
-            return None;
+    /// The next thing to ask before we leave, if there is one: whether the lease still is ours, so that a detach does not report success
+    /// after another initiator has taken the volume over; then its release.
+    pub(crate) fn leave(&mut self, unit: &UnitDescription) -> Option<LeaseTalk> {
+        match self.state {
+            ClaimState::Held => {
+                self.state = ClaimState::Confirming;
+                Some(self.resume(unit))
+            }
+            ClaimState::Confirming => {
+                self.state = ClaimState::Released;
+                Some(LeaseTalk::new(unit, &self.volume, Question::Release))
+            }
+            ClaimState::Unclaimed | ClaimState::Unneeded | ClaimState::Lost(_) | ClaimState::Released => None,
         }
-        self.state = ClaimState::Released;
-        Some(LeaseTalk::new(unit, &self.volume, Question::Release))
     }
 
     /// What came of a claim.
@@ -248,6 +257,7 @@ impl WriterLease {
     pub(crate) fn concluded(&mut self, outcome: LeaseOutcome) -> Result<(), AttachError> {
         match outcome {
             LeaseOutcome::Held if self.claim.mode == LeaseMode::Reader => self.state = ClaimState::Unneeded,
+            LeaseOutcome::Held if self.state == ClaimState::Confirming => {}
             LeaseOutcome::Held => self.state = ClaimState::Held,
             LeaseOutcome::ReadOnly => self.state = ClaimState::Unneeded,
             LeaseOutcome::Refused(conflict) if self.state == ClaimState::Unclaimed => {
@@ -280,7 +290,7 @@ impl WriterLease {
 
     /// It is ours.
     pub(crate) fn is_held(&self) -> bool {
-        self.state == ClaimState::Held
+        matches!(self.state, ClaimState::Held | ClaimState::Confirming)
     }
 
     /// Why nothing more may be written.

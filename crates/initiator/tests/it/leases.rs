@@ -137,6 +137,24 @@ fn a_lease_that_lapsed_goes_on_if_nobody_wrote_and_fails_if_somebody_did() {
     assert_eq!(mark(&host.attach("vault"), 5), 0);
 }
 
+/// The target is asked before a detach says that all is well, over a new connection if the last one is lost.
+#[test]
+fn a_detach_without_writes_says_that_the_volume_was_taken_over() {
+    let host = vault();
+    for is_cut in [false, true] {
+        let wire = Wire::before(&host);
+        let alice = RemoteDevice::attach(alone(host.options(wire.url("vault")), 60)).unwrap();
+        write_blocking(&alice, Lba(0), data(1), true).unwrap();
+        flush_blocking(&alice).unwrap();
+        wire.set_down(is_cut);
+        let bob = RemoteDevice::attach(taking_over(host.bobs_options(host.url("vault")))).unwrap();
+        wire.set_down(false);
+        let error = alice.detach().expect_err("she is told");
+        assert!(error.message.contains("was taken over") && error.message.contains(BOB), "{is_cut}: {error}");
+        bob.detach().unwrap();
+    }
+}
+
 #[test]
 fn who_is_taken_over_from_writes_nothing_more_and_says_who_it_was() {
     let mut host = vault();

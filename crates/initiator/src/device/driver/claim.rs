@@ -62,17 +62,27 @@ impl Driver {
         Ok(())
     }
 
-    /// Gives the lease back, and then logs out.
+    /// Asks whether the lease still is ours, gives it back, and then logs out.
     pub(super) fn say_goodbye(&mut self, now: Instant) {
         let SessionState::Active(nexus) = &mut self.state else { return };
-        match self.unit.as_ref().and_then(|unit| Some((self.lease.release(unit)?, unit.custody()))) {
+        if nexus.talks_of_lease() {
+            self.logout_deadline.get_or_insert(now + LOGOUT_TIMEOUT);
+            return;
+        }
+        match self.unit.as_ref().and_then(|unit| Some((self.lease.leave(unit)?, unit.custody()))) {
             // Or others would have to wait until it ends by itself.
             Some((talk, custody)) => nexus.talk_of_lease(now, talk, custody),
-            None if nexus.talks_of_lease() => return,
             None => nexus.log_out(now),
         }
         self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
         self.transmit(now);
+    }
+
+    /// Whether a detach waits for a connection that is lost: the target is asked once whether the lease still is ours. `false`: it waited for
+    /// long enough, or there is nothing to ask.
+    pub(super) fn waits_to_ask(&mut self, now: Instant) -> bool {
+        let asks = self.lease.is_held() && !self.intake.is_abandoned() && !matches!(self.state, SessionState::Refused);
+        asks && *self.logout_deadline.get_or_insert(now + LOGOUT_TIMEOUT) > now
     }
 
     /// Something stands against us: asks whether the lease still is ours.

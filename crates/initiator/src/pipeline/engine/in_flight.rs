@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+/// More than a ping takes: a transmission of this size or more carries commands or data.
+const DATA_BYTES_MIN: usize = 1024;
 /// A target that has commands of ours and neither answers, sends data, nor takes data for this long is taken for dead: a new connection is
 /// made, and everything unanswered is sent again.
 ///
@@ -39,8 +41,15 @@ impl InFlight {
         self.log_bytes -= log_bytes;
     }
 
-    /// The target took data, or otherwise showed that it works.
-    pub(crate) fn moved(&mut self, now: Instant) {
+    /// The target took this many bytes: it works, unless they are no more than the answer to a ping.
+    pub(crate) fn transmitted(&mut self, now: Instant, bytes: usize) {
+        if bytes >= DATA_BYTES_MIN {
+            self.moved(now);
+        }
+    }
+
+    /// The target sent data, or otherwise showed that it works.
+    pub(super) fn moved(&mut self, now: Instant) {
         self.moved_at = Some(now);
     }
 

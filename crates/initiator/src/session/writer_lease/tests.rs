@@ -61,7 +61,10 @@ fn each_session_claims_before_it_writes() {
     assert!(lease.is_held());
     let again = claim_of(&lease.begin(&unit(true)).unwrap());
     assert!(again.resume && !again.take_over && again.id == claim.id, "nothing is taken over twice");
-    assert!(lease.release(&unit(true)).is_some() && lease.release(&unit(true)).is_none());
+    assert!(claim_of(&lease.leave(&unit(true)).unwrap()).resume, "it is asked once more whether it still is ours");
+    lease.concluded(LeaseOutcome::Held).unwrap();
+    assert_eq!(lease.leave(&unit(true)).unwrap().question, Question::Release);
+    assert!(lease.leave(&unit(true)).is_none());
 }
 
 #[test]
@@ -71,7 +74,7 @@ fn who_does_not_write_says_so_and_a_foreign_target_is_asked_nothing() {
         assert_eq!(claim_of(&reader.begin(&unit(true)).unwrap()).mode, LeaseMode::Reader);
         reader.concluded(LeaseOutcome::Held).unwrap();
     }
-    assert!(reader.release(&unit(true)).is_none() && !reader.is_held());
+    assert!(reader.leave(&unit(true)).is_none() && !reader.is_held());
     let mut writer = lease(|_| {});
     assert!(writer.begin(&unit(false)).is_none() && writer.lost().is_none());
     // One that had leases and has none any more may have let others in.
@@ -92,7 +95,7 @@ fn a_lost_lease_is_never_claimed_again() {
     lease.concluded(outcome).unwrap();
     let lost = lease.lost().unwrap().clone();
     assert!(lost.message.contains("was taken over for writing by iqn.b"), "{lost}");
-    assert!(lease.begin(&unit(true)).is_none() && lease.release(&unit(true)).is_none());
+    assert!(lease.begin(&unit(true)).is_none() && lease.leave(&unit(true)).is_none());
     assert_eq!(lease.lost(), Some(&lost));
 }
 

@@ -21,8 +21,10 @@ fn a_mute_target_is_called_anew_and_a_slow_one_is_not() {
     let (slow, command) = rig.engine.next_command().unwrap();
     assert_eq!(rig.engine.poll_timeout(), Some(at(60)));
     assert_eq!(rig.engine.needs_new_connection(at(59)), None);
-    // It takes data: not mute.
-    rig.engine.in_flight.moved(at(59));
+    // It takes the answers to its pings, and later data: then it is not mute.
+    rig.engine.in_flight.transmitted(at(58), 88);
+    assert_eq!(rig.engine.poll_timeout(), Some(at(60)));
+    rig.engine.in_flight.transmitted(at(59), 4 * BLOCK);
     assert_eq!(rig.engine.needs_new_connection(at(60)), None);
     assert_eq!(rig.engine.poll_timeout(), Some(at(119)));
     // It answers the second after all, and then nothing more.
@@ -33,7 +35,7 @@ fn a_mute_target_is_called_anew_and_a_slow_one_is_not() {
     assert_eq!(rig.engine.needs_new_connection(at(159)), None);
     assert!(rig.engine.needs_new_connection(at(160)).is_some());
     // And one that answers others for ever is not waited for without end.
-    rig.engine.in_flight.moved(at(599));
+    rig.engine.in_flight.transmitted(at(599), 4 * BLOCK);
     assert_eq!(rig.engine.needs_new_connection(at(599)), None);
     assert!(rig.engine.needs_new_connection(at(600)).is_some());
     rig.now = at(600);
