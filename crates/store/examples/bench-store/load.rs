@@ -8,12 +8,14 @@ use strongroom_block::{
     AttachId, BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, Mode, RecordFlags, SealRecord,
 };
 use strongroom_block::{SealingDomain, Stamp, Suite, Token, VolumeId, keyless_checksum};
-use strongroom_store::{CreateOptions, Medium, Op, OpenOptions, Store, UnitKind};
+use strongroom_store::{CreateOptions, Medium, Op, OpenOptions, Origin, Store, UnitKind};
 
 use super::table::{Goal, Table};
 
 pub(crate) const BLOCK: usize = 4096;
 const DEPTH: usize = 32;
+/// Who writes to a sealed store.
+const WRITER: AttachId = AttachId([0x44; 16]);
 /// What accompanies a plain block: its checksum.
 const PLAIN_ITEM_BYTES: u64 = 8;
 /// What the store may cache of data: a volume is at least four times as large.
@@ -56,7 +58,7 @@ pub(crate) struct Load {
 }
 
 fn record(counter: u64, sum: Option<u64>) -> SealRecord {
-    let stamp = Stamp { attach_id: AttachId([0x44; 16]), counter };
+    let stamp = Stamp { attach_id: WRITER, counter };
     let (flags, sum) = sum.map_or((RecordFlags::HOLE, 0), |sum| (0, sum));
     SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(flags), 0, stamp, sum, [0x55; 16])
 }
@@ -96,6 +98,7 @@ impl Load {
         let options = CreateOptions { medium: Medium::Memory, ..options };
         let store = Store::open_in_memory(&options, &OpenOptions::default(), Arc::new(|| {})).expect("it opens");
         let mut load = Load::on(store, kind, blocks);
+        load.register();
         load.format();
         load
     }
@@ -108,6 +111,7 @@ impl Load {
         }
         let store = Store::open(dir, options, Arc::new(|| {})).expect("the store opens");
         let mut load = Load::on(store, kind, blocks);
+        load.register();
         if fresh {
             load.format();
         }
@@ -123,6 +127,13 @@ impl Load {
         let data = Buffer::copy_from(&content);
         let sums = std::array::from_fn(|at| keyless_checksum(&data[at * BLOCK..][..BLOCK]));
         Load { store, kind, blocks, counter, random: 0x9e37_79b9_7f4a_7c15, data, sums, next: 0 }
+    }
+
+    /// Sealed writes are operations of a registered attachment, as those of an initiator are.
+    fn register(&mut self) {
+        if self.kind == Kind::Sealed {
+            self.store.execute(Op::RegisterAttachment { attach_id: WRITER }).expect("registered");
+        }
     }
 
     fn format(&mut self) {
@@ -146,8 +157,10 @@ impl Load {
         let data = (0..count.div_ceil(16)).map(|_| piece.clone()).collect();
         let sealed = if self.kind == Kind::Sealed { count } else { 0 };
         let records = (0..sealed).map(|at| record(self.counter + 1 + at, Some(self.sums[at as usize % 16]))).collect();
+        let operation = Stamp { attach_id: WRITER, counter: self.counter + 1 };
+        let origin = (self.kind == Kind::Sealed).then_some(Origin { operation, replay: None });
         self.counter += sealed;
-        Op::Write { lba: Lba(lba), data, records, fua: false, origin: None }
+        Op::Write { lba: Lba(lba), data, records, fua: false, origin }
     }
 
     fn op(&mut self, pattern: Pattern) -> Op {
