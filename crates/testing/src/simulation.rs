@@ -4,15 +4,20 @@
 //! [`simulate_extremes`] erases the volume now and then; [`simulate_initiators`] has several initiators resend and replay; [`simulate_stray`] lets the disk lie. All panic when the store is wrong. Absent: what counts as wrong, which is the model's.
 
 mod answers;
+mod asked;
 mod conditions;
 mod damage;
+mod disk_conditions;
 mod erase;
 mod initiators;
 mod replica;
+mod replica_store;
 mod requests;
 mod run;
 mod seen;
+mod snapshot_tree;
 mod views;
+mod volume;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -66,8 +71,8 @@ pub fn simulate_extremes(seed: u64) -> Seen {
 pub fn simulate_without_syncs(seed: u64) {
     let mut run = Run::new(seed, Planted::default());
     run.format();
-    run.harmless = Faults { syncs_do_nothing: true, ..Faults::default() };
-    run.disk.set_faults(run.harmless);
+    run.conditions.harmless = Faults { syncs_do_nothing: true, ..Faults::default() };
+    run.disk.set_faults(run.conditions.harmless);
     for _ in 0..6 {
         run.round(100);
     }
@@ -99,7 +104,7 @@ pub fn simulate_stray(seed: u64) -> Seen {
     let mut run = Run::new(seed, Planted::default());
     run.format();
     run.choose_what_goes_on();
-    run.lies = true;
+    run.conditions.lies = true;
     let stray = if run.random.once_in(2) { Stray::Misdirected } else { Stray::Lost };
     run.with_stray(stray);
     run.seen
@@ -114,7 +119,7 @@ pub fn simulate_repair(seed: u64) -> Seen {
     let mut run = Run::new(seed, Planted::default());
     run.format();
     run.choose_what_goes_on();
-    run.lies = true;
+    run.conditions.lies = true;
     run.with_damage();
     run.seen
 }

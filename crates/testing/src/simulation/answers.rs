@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use strongroom_block::{Lba, StoreSequence};
 use strongroom_store::{CheckReport, Op, OpError, Outcome, Stats, Store, View};
 
-use super::requests::Asked;
+use super::asked::Asked;
 use super::run::Run;
 use crate::model::held;
 use crate::{Content, Held};
@@ -80,7 +80,7 @@ impl Run {
             (Asked::Change, Outcome::Changed) => self.view_changed(store, None),
             (Asked::Change, Outcome::CloneCreated { branch }) => self.view_changed(store, Some(branch.0)),
             (Asked::Grow, Outcome::Changed) => {
-                let blocks = self.growing.take().expect("it was asked for");
+                let blocks = self.growth.asked.take().expect("it was asked for");
                 assert_eq!(store.info().geometry.blocks, blocks);
                 self.grown(blocks);
             }
@@ -125,19 +125,21 @@ impl Run {
                 self.did_not_happen(op, asked);
             }
             // What snapshots hold on to is not to be had, and what the volume grows by has to be found.
-            (_, OpError::NoSpace) if self.fills_up || self.views.wanted || self.grows => {
+            (_, OpError::NoSpace) if self.conditions.fills_up || self.views.wanted || self.growth.wanted => {
                 let gives = matches!(asked, Asked::SnapshotDelete { .. } | Asked::Flush { .. } | Asked::Verified);
-                assert!(self.fills_up || !gives, "full means stuck");
+                assert!(self.conditions.fills_up || !gives, "full means stuck");
                 self.seen.full += u64::from(writes);
                 self.did_not_happen(op, asked);
             }
-            (_, OpError::WritesRefused { .. }) if self.failing_syncs => self.seen.refusals += 1,
+            (_, OpError::WritesRefused { .. }) if self.conditions.failing_syncs => self.seen.refusals += 1,
             // An erase found no space for the new store: it goes on at the next opening.
-            (_, OpError::WritesRefused { .. }) if self.fills_up && self.may_be_erased() => self.seen.refusals += 1,
+            (_, OpError::WritesRefused { .. }) if self.conditions.fills_up && self.may_be_erased() => {
+                self.seen.refusals += 1
+            }
             (Asked::Read { .. } | Asked::Version { .. }, OpError::Medium { .. }) if self.reads_may_fail() => {
                 self.seen.failed_reads += 1;
             }
-            // Cut off, or a sync failed: whatever happened to the request, a crash follows.
+            // Cut off, or a sync failed: a crash follows, and it does not matter what happened to the request.
             (_, OpError::WritesRefused { .. } | OpError::Medium { .. }) if self.disk.is_cut_off() => {}
             (_, error) => panic!("unexpected answer {error:?}"),
         }
@@ -149,14 +151,14 @@ impl Run {
             Asked::SnapshotDelete { .. } => self.views.going = None,
             Asked::Change => self.views.limbo = None,
             // One that reached a superblock may yet be found after a crash.
-            Asked::Grow if self.fills_up => {}
-            Asked::Grow => self.growing = None,
+            Asked::Grow if self.conditions.fills_up => {}
+            Asked::Grow => self.growth.asked = None,
             _ => {}
         }
     }
 
     pub(super) fn reads_may_fail(&self) -> bool {
-        self.failing_reads || self.disk.has_strayed()
+        self.conditions.failing_reads || self.disk.has_strayed()
     }
 
     /// A whole view, or `None` if the disk was cut off meanwhile, or a read failed that may.
@@ -166,7 +168,7 @@ impl Run {
         while lba < blocks {
             match store.execute_on(view, Op::Read { lba: Lba(lba), count: (until - lba) as u32 }) {
                 Ok(Outcome::Read(extents)) => {
-                    all.extend(held(&extents, self.block_size));
+                    all.extend(held(&extents, self.volume.block_size));
                     (lba, until) = (until, blocks);
                 }
                 Err(OpError::NotFormatted { lba: Lba(at) }) if at == lba => {
@@ -187,7 +189,7 @@ impl Run {
 
     /// Every older version that must still be there is there.
     pub(super) fn demand_versions(&mut self, store: &mut Store) {
-        for lba in 0..self.blocks {
+        for lba in 0..self.volume.blocks {
             let newest = self.model.floor(0, lba, 1)[0];
             let Some(must) = self.model.must_have(lba, newest) else { continue };
             let request = Op::ReadVersion { lba: Lba(lba), older_than: StoreSequence(newest) };
@@ -205,11 +207,11 @@ impl Run {
     /// Looks at every block by itself after the disk lied. What the check said must be what reads find.
     pub(super) fn compare_after_lie(&mut self, store: &mut Store, report: Option<&CheckReport>) {
         let mut bad = BTreeSet::new();
-        for lba in 0..self.blocks.min(store.info().geometry.blocks) {
+        for lba in 0..self.volume.blocks.min(store.info().geometry.blocks) {
             match store.execute(Op::Read { lba: Lba(lba), count: 1 }) {
-                Ok(Outcome::Read(extents)) => self.model.after_lie(held(&extents, self.block_size)[0]),
+                Ok(Outcome::Read(extents)) => self.model.after_lie(held(&extents, self.volume.block_size)[0]),
                 Err(OpError::Medium { .. }) => drop(bad.insert(lba)),
-                Err(OpError::NotFormatted { .. }) if self.seen.repairs > 0 || self.grows => {
+                Err(OpError::NotFormatted { .. }) if self.seen.repairs > 0 || self.growth.wanted => {
                     self.seen.not_formatted += 1;
                 }
                 other => panic!("block {lba}: {other:?}"),

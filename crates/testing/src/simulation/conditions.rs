@@ -2,53 +2,19 @@
 //! one is known if nothing else was under way at its blocks; one that nothing could meet must never be written.
 
 use strongroom_block::{Buffer, Lba, Stamp};
-use strongroom_store::{Op, OpError};
+use strongroom_store::Op;
 
-use super::requests::Asked;
+use super::asked::{Asked, Condition};
 use super::run::Run;
 use crate::Content;
 
 /// Upper bound on the blocks of one comparison.
 const BLOCKS_MAX: u64 = 3;
 
-/// A condition, and what it meets if nothing comes in between.
-pub(super) struct Condition {
-    pub(super) fua: bool,
-    /// Nobody ever wrote what it wants.
-    impossible: bool,
-    /// It holds now.
-    holds: bool,
-    /// Where what is there differs first, in bytes.
-    differs_at: u64,
-    /// The stamp that is there.
-    stamp: Option<Stamp>,
-}
-
-impl Condition {
-    /// The write was done.
-    pub(super) fn was_met(&self, contended: bool) {
-        assert!(!self.impossible, "written although nothing meets its condition");
-        assert!(contended || self.holds, "written although its condition did not hold");
-    }
-
-    /// The write was refused.
-    pub(super) fn was_not_met(&self, contended: bool, error: &OpError) {
-        if contended {
-            return;
-        }
-        assert!(!self.holds, "refused although its condition held: {error}");
-        match *error {
-            OpError::Miscompare { offset_bytes } => assert_eq!(offset_bytes, self.differs_at, "where it differs"),
-            OpError::StampDiffers { found, .. } => assert_eq!(found, self.stamp, "what is there"),
-            ref other => panic!("{other:?} is not about a condition"),
-        }
-    }
-}
-
 impl Run {
     /// A write with a condition by operation `op`, noted in the model; `None` where nothing was ever written.
     pub(super) fn conditional(&mut self, op: u64, branch: u32) -> Option<(Asked, Op)> {
-        let sealed = self.kind.is_sealed();
+        let sealed = self.volume.kind.is_sealed();
         let (lba, count) = self.range(if sealed { 1 } else { BLOCKS_MAX });
         let held = self.model.contents(branch, lba, count);
         if held.contains(&Content::Nothing) {

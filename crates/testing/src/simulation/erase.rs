@@ -1,24 +1,17 @@
-//! Erasing in the simulation, and other things that rarely go wrong: writes, discards, and space taken ahead of need. Whatever is cut
-//! off: the store holds what it held, or nothing.
+//! Erasing in the simulation, and other things that rarely go wrong: writes, discards, and space taken ahead of need. If an erase is cut
+//! off, the store holds what it held, or nothing.
 
 use strongroom_block::{Lba, Token};
-use strongroom_store::{Op, Outcome, Store, StoreId};
+use strongroom_store::{Op, Outcome, Store};
 
-use super::requests::Asked;
+use super::asked::Asked;
 use super::run::Run;
+use super::volume::Erases;
 use crate::model::held;
 use crate::{Content, Faults, Model};
 
 /// Once in how many steps an erase is asked for.
 const STEPS_PER_ERASE: u64 = 60;
-
-/// What is known of erases.
-pub(super) struct Erases {
-    /// The store that there was last.
-    store_id: StoreId,
-    /// One was asked for, and what came of it is not known.
-    pub(super) asked: bool,
-}
 
 impl Run {
     /// The volume is erased at times, and more goes wrong than in other runs.
@@ -26,7 +19,7 @@ impl Run {
         self.disk.set_sparse();
         let mut store = self.reopen();
         self.erases = Some(Erases { store_id: store.info().store_id, asked: false });
-        self.grows = self.random.once_in(2);
+        self.growth.wanted = self.random.once_in(2);
         self.settle(&mut store);
     }
 
@@ -36,10 +29,10 @@ impl Run {
             return faults;
         }
         let failing_writes = self.random.once_in(8);
-        self.failing_syncs |= failing_writes;
+        self.conditions.failing_syncs |= failing_writes;
         Faults {
             failing_write_once_in: if failing_writes { 60 } else { 0 },
-            failing_allocation_once_in: if self.fills_up { 3 } else { 0 },
+            failing_allocation_once_in: if self.conditions.fills_up { 3 } else { 0 },
             failing_discard_once_in: if self.random.once_in(3) { 2 } else { 0 },
             ..faults
         }
@@ -54,7 +47,7 @@ impl Run {
         if self.erases.is_none() || self.may_be_erased() || !self.random.once_in(STEPS_PER_ERASE) {
             return;
         }
-        if self.cuts && self.random.once_in(2) {
+        if self.conditions.cuts && self.random.once_in(2) {
             self.disk.cut_off_after(self.random.below(80));
         }
         self.erases.as_mut().expect("just seen").asked = true;
@@ -107,21 +100,22 @@ impl Run {
         let erases = self.erases.as_mut().expect("only then");
         assert_ne!(store.info().store_id, erases.store_id, "the same store");
         *erases = Erases { store_id: store.info().store_id, asked: false };
-        if self.kind.is_sealed() {
-            self.model = Model::new(0, self.block_size, highest);
+        if self.volume.kind.is_sealed() {
+            self.model = Model::new(0, self.volume.block_size, highest);
             self.model.grow(blocks, Content::Nothing);
-            self.unformatted = Some((0, blocks));
+            self.growth.unformatted = Some((0, blocks));
         } else {
             let Ok(Outcome::Read(extents)) = store.execute(Op::Read { lba: Lba(0), count: 1 }) else {
                 panic!("an erased volume reads as zeros")
             };
-            let first = held(&extents, self.block_size)[0];
+            let first = held(&extents, self.volume.block_size)[0];
             assert!(first.sequence > highest, "a sequence that was used before");
             assert_eq!(first.content, Content::Hole);
-            self.model = Model::new(blocks, self.block_size, first.sequence).of_plain(true);
+            self.model = Model::new(blocks, self.volume.block_size, first.sequence).of_plain(true);
         }
-        self.blocks = blocks;
-        let demanded = if self.views.wanted || !self.kind.is_sealed() { 0 } else { store.info().retention_blocks };
+        self.volume.blocks = blocks;
+        let demanded =
+            if self.views.wanted || !self.volume.kind.is_sealed() { 0 } else { store.info().retention_blocks };
         self.model.retains(demanded);
     }
 }

@@ -9,6 +9,7 @@ use strongroom_store::{
     Op, OpError, OpenOptions, Outcome, Receiver, Sender, SnapshotId, Store, StreamError, StreamSealing, UnitKind, View,
 };
 
+use super::replica_store::{Replica, Transfer};
 use super::run::Run;
 use crate::model::held;
 use crate::{Content, SimDisk};
@@ -18,56 +19,14 @@ const PIECES_MAX: u64 = 6;
 /// How many pieces [`Run::replicate_all`] waits for at most.
 const PIECES_ALL: u64 = 10_000;
 
-/// The other store.
-pub(super) struct Replica {
-    disk: SimDisk,
-    blocks: u64,
-    store: Option<Store>,
-    /// The snapshots that arrived.
-    has: BTreeMap<u64, Vec<Content>>,
-    /// The one that arrived last: what the volume is there.
-    newest: Option<u64>,
-    /// The one whose end may have been taken in although the answer was lost.
-    coming: Option<(u64, Vec<Content>)>,
-    transfer: Option<Transfer>,
-}
-
-/// A stream on its way.
-struct Transfer {
-    to: u64,
-    from: Option<u64>,
-    resumed: bool,
-    sender: Sender,
-    receiver: Receiver,
-    /// Something was taken out of it, or changed.
-    tampered: bool,
-}
-
-impl Replica {
-    pub(super) fn new(run: &mut Run) -> Replica {
-        let disk = SimDisk::new(run.random.number());
-        let options = run.create_options(2);
-        Store::create_on(Box::new(disk.backend(true)), &options).expect("the disk is new");
-        Replica {
-            disk,
-            blocks: run.blocks,
-            store: None,
-            has: BTreeMap::new(),
-            newest: None,
-            coming: None,
-            transfer: None,
-        }
-    }
-
-    /// The power goes; what was on its way is lost.
-    fn crash(&mut self) {
-        self.store = None;
-        self.transfer = None;
-        self.disk.crash();
-    }
-}
-
 impl Run {
+    /// Another store, with nothing in it.
+    pub(super) fn new_replica(&mut self) -> Replica {
+        let disk = SimDisk::new(self.random.number());
+        let options = self.create_options(2);
+        Replica::new(disk, &options)
+    }
+
     /// Some pieces of a stream travel.
     pub(super) fn replicate(&mut self, store: &mut Store) {
         let mut replica = self.replica.take().expect("there is one");
@@ -179,7 +138,7 @@ impl Run {
             }
             match answer {
                 Ok(Outcome::Read(extents)) => {
-                    all.extend(held(&extents, self.block_size).into_iter().map(|held| held.content));
+                    all.extend(held(&extents, self.volume.block_size).into_iter().map(|held| held.content));
                 }
                 Err(OpError::NotFormatted { .. }) => all.push(Content::Nothing),
                 Err(OpError::Medium { .. }) if replica.disk.is_cut_off() => return None,
@@ -219,27 +178,27 @@ impl Run {
             Err(StreamError::Store(OpError::Busy)) if self.few_requests => return false,
             Err(StreamError::Unrelated | StreamError::Store(OpError::NoSuchView)) => {
                 // Rolled back past it, or deleted: it begins again elsewhere, with all of another one.
-                *replica = Replica::new(self);
+                *replica = self.new_replica();
                 return false;
             }
             Err(error) => panic!("the snapshot cannot be sent: {error}"),
         };
         if faults && !bytes.is_empty() && self.random.once_in(40) {
-            transfer.tampered = true;
-            let (at, bit) = (self.random.below(bytes.len() as u64) as usize, self.random.below(8));
-            match self.random.below(3) {
-                0 => bytes[at] ^= 1 << bit,
-                1 => drop(bytes.drain(..frame_len(&bytes))),
-                _ => bytes = [&bytes[..frame_len(&bytes)], &bytes].concat(),
-            }
+            bytes = transfer.tamper(bytes, &mut self.random);
         }
+        self.receive_a_piece(replica, &bytes)
+    }
+
+    /// The other store takes a piece of the stream in; false if it cannot, for now.
+    fn receive_a_piece(&mut self, replica: &mut Replica, bytes: &[u8]) -> bool {
+        let transfer = replica.transfer.as_mut().expect("it is on its way");
         let there = replica.store.as_mut().expect("open");
         let cut = self.random.below(bytes.len() as u64 + 1) as usize;
         let mut received = there.receive(&mut transfer.receiver, &bytes[..cut]);
         if received.is_ok() {
             received = there.receive(&mut transfer.receiver, &bytes[cut..]);
         }
-        // Whatever of its end is on the medium, a crash may find it whole.
+        // If its end is on the medium, even in part, a crash may find it whole.
         let (to, from, resumed, tampered) = (transfer.to, transfer.from, transfer.resumed, transfer.tampered);
         match received {
             Ok(()) if transfer.receiver.is_done() => {
@@ -262,7 +221,7 @@ impl Run {
             }
             Err(StreamError::Store(OpError::NoSpace)) => {
                 self.seen.full += 1;
-                *replica = Replica::new(self);
+                *replica = self.new_replica();
                 return false;
             }
             Err(error) => panic!("the snapshot is not received: {error}"),
@@ -277,17 +236,10 @@ impl Run {
             let read = self.views.taken.get(id).is_some_and(|taken| taken.holds.is_some());
             read && known.contains(id) && self.views.going != Some(*id)
         };
-        let there = replica.store.as_mut().expect("open");
-        let blocks = store.info().geometry.blocks;
-        if replica.blocks < blocks {
-            match there.execute(Op::Grow { blocks }) {
-                Ok(_) => replica.blocks = blocks,
-                Err(error) => {
-                    assert!(replica.disk.is_cut_off(), "the other store does not grow: {error}");
-                    return false;
-                }
-            }
+        if !grow_replica(replica, store.info().geometry.blocks) {
+            return false;
         }
+        let there = replica.store.as_mut().expect("open");
         let begun = there.receptions().first().cloned();
         let gives_up = self.random.once_in(6);
         let (to, from, position) = match begun {
@@ -315,14 +267,14 @@ impl Run {
                 let to = new[self.random.below(new.len() as u64) as usize];
                 match replica.newest {
                     Some(base) if !known.contains(&base) => {
-                        *replica = Replica::new(self);
+                        *replica = self.new_replica();
                         return false;
                     }
                     base => (to, base, 0),
                 }
             }
         };
-        let sealing = match self.kind {
+        let sealing = match self.volume.kind {
             UnitKind::Plain => None,
             UnitKind::Sealed { custody: Custody::Target, .. } => None,
             UnitKind::Sealed { .. } => Some(StreamSealing { suite: Suite::Aes256Gcm, mode: Mode::Encrypt, epoch: 1 }),
@@ -336,7 +288,15 @@ impl Run {
     }
 }
 
-/// Bytes of the first frame.
-fn frame_len(bytes: &[u8]) -> usize {
-    32 + u32::from_be_bytes(bytes[8..12].try_into().expect("4 bytes")) as usize
+/// The other store grows as the first one did; false if its disk was cut off.
+fn grow_replica(replica: &mut Replica, blocks: u64) -> bool {
+    if replica.blocks >= blocks {
+        return true;
+    }
+    let there = replica.store.as_mut().expect("open");
+    match there.execute(Op::Grow { blocks }) {
+        Ok(_) => replica.blocks = blocks,
+        Err(error) => assert!(replica.disk.is_cut_off(), "the other store does not grow: {error}"),
+    }
+    replica.blocks == blocks
 }

@@ -8,47 +8,29 @@ use strongroom_store::{
     CreateOptions, Op, OpError, OpenOptions, Outcome, Planted, RepairOptions, Store, StoreError, StoreId, UnitKind,
 };
 
-use super::erase::Erases;
-use super::replica::Replica;
-use super::requests::Asked;
+use super::asked::Asked;
+use super::disk_conditions::DiskConditions;
+use super::replica_store::Replica;
 use super::seen::Seen;
-use super::views::Views;
+use super::snapshot_tree::Views;
+use super::volume::{Erases, Growth, Volume};
 use crate::{Faults, Model, Random, SimDisk, Stray};
 
 /// One run.
 pub(super) struct Run {
     pub(super) random: Random,
     pub(super) disk: SimDisk,
-    pub(super) kind: UnitKind,
-    pub(super) block_size: BlockSize,
-    pub(super) segment_bytes: u32,
-    pub(super) blocks: u64,
+    pub(super) volume: Volume,
     pub(super) model: Model,
     pub(super) asked: HashMap<u64, Asked>,
     pub(super) next_op: u64,
     pub(super) seen: Seen,
-    /// Syncs may fail.
-    pub(super) failing_syncs: bool,
-    /// Reads may fail.
-    pub(super) failing_reads: bool,
-    /// The disk may be full.
-    pub(super) fills_up: bool,
+    pub(super) conditions: DiskConditions,
     /// The store takes in few requests at a time.
     pub(super) few_requests: bool,
-    /// The faults of a disk on which nothing goes wrong.
-    pub(super) harmless: Faults,
     planted: Planted,
     pub(super) views: Views,
-    /// The disk lies, or will be damaged: what a branch held before may be back.
-    pub(super) lies: bool,
-    /// Whether the power may go in the middle of a change of views.
-    pub(super) cuts: bool,
-    /// Whether the volume grows at times.
-    pub(super) grows: bool,
-    /// Growing to so many blocks was asked for and not answered.
-    pub(super) growing: Option<u64>,
-    /// What has to be formatted first: first block and count.
-    pub(super) unformatted: Option<(u64, u64)>,
+    pub(super) growth: Growth,
     /// The store that snapshots are sent to.
     pub(super) replica: Option<Replica>,
     /// Whether the volume is erased at times.
@@ -71,26 +53,16 @@ impl Run {
         let mut run = Run {
             random,
             disk,
-            kind,
-            block_size,
-            segment_bytes,
-            blocks,
+            volume: Volume { kind, block_size, segment_bytes, blocks },
             model: Model::new(blocks, block_size, 1).of_plain(!sealed),
             asked: HashMap::new(),
             next_op: 1,
             seen: Seen::default(),
-            failing_syncs: false,
-            failing_reads: false,
-            fills_up: false,
+            conditions: DiskConditions::default(),
             few_requests: false,
-            harmless: Faults::default(),
             planted,
             views: Views::default(),
-            lies: false,
-            cuts: false,
-            grows: false,
-            growing: None,
-            unformatted: None,
+            growth: Growth::default(),
             replica: None,
             erases: None,
         };
@@ -101,9 +73,9 @@ impl Run {
 
     /// How the store, or the other one, is made.
     pub(super) fn create_options(&mut self, number: u8) -> CreateOptions {
-        let geometry = Geometry { block_size: self.block_size, blocks: self.blocks };
-        let mut options = CreateOptions::new(VolumeId([number; 16]), geometry, self.kind);
-        options.segment_bytes = self.segment_bytes;
+        let geometry = Geometry { block_size: self.volume.block_size, blocks: self.volume.blocks };
+        let mut options = CreateOptions::new(VolumeId([number; 16]), geometry, self.volume.kind);
+        options.segment_bytes = self.volume.segment_bytes;
         options.retention_percent = [10, 50, 100][self.random.below(3) as usize];
         options.store_id = Some(StoreId([6 + number; 16]));
         options
@@ -111,11 +83,11 @@ impl Run {
 
     /// What else goes on in this run. What snapshots pin counts as retained in other ways, so nothing is demanded then.
     pub(super) fn choose_what_goes_on(&mut self) {
-        self.grows = self.random.once_in(3);
+        self.growth.wanted = self.random.once_in(3);
         self.views.wanted = self.random.once_in(2);
         if self.views.wanted {
             self.model.retains(0);
-            self.replica = self.random.once_in(2).then(|| Replica::new(self));
+            self.replica = self.random.once_in(2).then(|| self.new_replica());
         }
     }
 
@@ -163,12 +135,12 @@ impl Run {
     /// A sealed volume begins with one hole over all of it.
     pub(super) fn format(&mut self) {
         let mut store = self.open().expect("nothing goes wrong yet");
-        if self.kind.is_sealed() {
+        if self.volume.kind.is_sealed() {
             assert!(matches!(store.execute(Op::Read { lba: Lba(0), count: 1 }), Err(OpError::NotFormatted { .. })));
-            let hole = HoleRecord { start: Lba(0), count: self.blocks, record: self.record(0, 0, None) };
+            let hole = HoleRecord { start: Lba(0), count: self.volume.blocks, record: self.record(0, 0, None) };
             let written = store.execute(Op::Hole { holes: vec![hole], origin: None });
             let Ok(Outcome::Written { first, .. }) = written else { panic!("{written:?}") };
-            self.model = Model::new(self.blocks, self.block_size, first.0);
+            self.model = Model::new(self.volume.blocks, self.volume.block_size, first.0);
             self.model.retains(store.info().retention_blocks);
         }
         if self.random.once_in(3) {
@@ -184,7 +156,8 @@ impl Run {
 
     /// Opens (again and again, if the disk is cut off meanwhile) and compares.
     pub(super) fn reopen(&mut self) -> Store {
-        (self.failing_syncs, self.failing_reads, self.fills_up) = (false, false, false);
+        (self.conditions.failing_syncs, self.conditions.failing_reads, self.conditions.fills_up) =
+            (false, false, false);
         self.check_now_and_then();
         loop {
             self.seen.reopenings += 1;
@@ -207,7 +180,7 @@ impl Run {
         }
     }
 
-    /// Whatever state a crash left, the offline check finds nothing wrong.
+    /// The offline check finds nothing wrong with what a crash left.
     fn check_now_and_then(&mut self) {
         if self.random.once_in(8) && !self.may_be_erased() {
             self.seen.checks += 1;
@@ -222,18 +195,18 @@ impl Run {
         if !self.random.once_in(5) {
             self.disk.cut_off_after(self.random.below(400));
         }
-        self.failing_syncs = self.random.once_in(6);
-        self.failing_reads = self.random.once_in(6);
-        self.fills_up = self.random.once_in(4);
+        self.conditions.failing_syncs = self.random.once_in(6);
+        self.conditions.failing_reads = self.random.once_in(6);
+        self.conditions.fills_up = self.random.once_in(4);
         let faults = Faults {
-            failing_sync_once_in: if self.failing_syncs { 20 } else { 0 },
-            failing_read_once_in: if self.failing_reads { 30 } else { 0 },
-            ..self.harmless
+            failing_sync_once_in: if self.conditions.failing_syncs { 20 } else { 0 },
+            failing_read_once_in: if self.conditions.failing_reads { 30 } else { 0 },
+            ..self.conditions.harmless
         };
         let faults = self.rare_faults(faults);
-        self.cuts = true;
+        self.conditions.cuts = true;
         for _ in 0..steps {
-            if self.fills_up && self.random.once_in(8) {
+            if self.conditions.fills_up && self.random.once_in(8) {
                 let pages_max = self.disk.pages() + self.random.below(40) as usize;
                 self.disk.set_faults(Faults { pages_max, ..faults });
             } else if self.random.once_in(8) {
@@ -244,8 +217,8 @@ impl Run {
                 break;
             }
         }
-        self.cuts = false;
-        self.disk.set_faults(self.harmless);
+        self.conditions.cuts = false;
+        self.disk.set_faults(self.conditions.harmless);
         self.take_stats(&store);
         let refused = store.stats().writes_refused;
         if self.few_requests {
@@ -268,7 +241,7 @@ impl Run {
         }
     }
 
-    /// Some requests and whatever else goes on, then a look at what was answered.
+    /// Some requests and the other events of the run; then the answers are checked.
     fn step(&mut self, store: &mut Store) {
         for _ in 0..self.random.below(5) {
             self.submit_something(store);
@@ -388,7 +361,7 @@ impl Run {
             self.close(store);
         }
         let segments = Store::survey_on(&mut self.disk.backend(true)).info().expect("whole").segments;
-        let segment_pages = u64::from(self.segment_bytes / 4096);
+        let segment_pages = u64::from(self.volume.segment_bytes / 4096);
         for _ in 0..1 + self.random.below(3) {
             let page = match self.random.below(8) {
                 0 => 0,

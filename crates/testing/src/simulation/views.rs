@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use strongroom_block::{Lba, Token, VolumeId};
 use strongroom_store::{BranchId, Op, OpError, Outcome, SnapshotId, Store, View};
 
-use super::requests::Asked;
+use super::asked::Asked;
 use super::run::Run;
+use super::snapshot_tree::{Change, KnownSnapshot};
 use crate::model::held;
 use crate::{Content, Held, Model};
 
@@ -16,47 +17,6 @@ use crate::{Content, Held, Model};
 const SNAPSHOTS_MAX: usize = 4;
 /// Upper bound on its clones.
 const CLONES_MAX: usize = 2;
-
-/// What is known of a snapshot.
-pub(super) struct Taken {
-    branch: u32,
-    /// The sequences that it must have at least.
-    floor: Vec<u64>,
-    /// Operations from this one on were submitted after it was taken.
-    before_op: u64,
-    /// What it holds, once it was read.
-    pub(super) holds: Option<Vec<Held>>,
-}
-
-/// A change of what a branch holds that was not answered.
-#[derive(Clone)]
-pub(super) enum Change {
-    Rollback { branch: u32, holds: Vec<Held> },
-    Clone { from: u64, holds: Vec<Held> },
-    CloneDelete { branch: u32 },
-}
-
-/// All snapshots and clones of a run.
-#[derive(Default)]
-pub(super) struct Views {
-    /// Whether the run has any.
-    pub(super) wanted: bool,
-    pub(super) taken: BTreeMap<u64, Taken>,
-    /// Deletion was asked for and not answered.
-    pub(super) going: Option<u64>,
-    /// Clones, and the snapshot that each began at.
-    clones: BTreeMap<u32, u64>,
-    /// Asked for and not answered, or answered by an error after which it may be seen: nothing more is asked then until the
-    /// store is opened anew.
-    pub(super) limbo: Option<Change>,
-}
-
-impl Views {
-    fn is_cloned(&self, id: u64) -> bool {
-        self.clones.values().any(|&from| from == id)
-            || matches!(self.limbo, Some(Change::Clone { from, .. }) if from == id)
-    }
-}
 
 impl Run {
     /// One of the branches; often the volume itself.
@@ -71,7 +31,7 @@ impl Run {
 
     /// The power may go while the tree is being changed.
     fn cut_now_and_then(&mut self) {
-        if self.cuts && self.random.once_in(3) {
+        if self.conditions.cuts && self.random.once_in(3) {
             self.disk.cut_off_after(self.random.below(8));
         }
     }
@@ -94,14 +54,14 @@ impl Run {
         let branch = self.some_head();
         self.cut_now_and_then();
         let op = self.next_op();
-        let floor = self.model.floor(branch, 0, self.blocks);
+        let floor = self.model.floor(branch, 0, self.volume.blocks);
         self.asked.insert(op, Asked::SnapshotCreate { branch, floor });
         store.submit_to(Token(op), View::Head(BranchId(branch)), Op::SnapshotCreate { name: format!("s{op}") });
     }
 
     pub(super) fn snapshot_taken(&mut self, store: &mut Store, id: u64, branch: u32, floor: Vec<u64>) {
         self.seen.snapshots += 1;
-        let taken = Taken { branch, floor, before_op: self.next_op, holds: None };
+        let taken = KnownSnapshot { branch, floor, before_op: self.next_op, holds: None };
         self.views.taken.insert(id, taken);
         self.compare_snapshot(store, id);
     }
@@ -131,7 +91,7 @@ impl Run {
         let id = (!known.is_empty()).then(|| known[self.random.below(known.len() as u64) as usize]);
         match self.random.below(3) {
             // What a snapshot holds is compared with its branch when it is read first.
-            0 if all_read && !self.lies => {
+            0 if all_read && !self.conditions.lies => {
                 let (id, taken) = (id?, &self.views.taken[&id?]);
                 let holds = self.as_large_as_now(taken.holds.clone()?);
                 let change = Change::Rollback { branch: taken.branch, holds };
@@ -154,7 +114,7 @@ impl Run {
 
     /// What was read before the volume grew.
     fn as_large_as_now(&self, mut holds: Vec<Held>) -> Vec<Held> {
-        for lba in holds.len() as u64..self.blocks {
+        for lba in holds.len() as u64..self.volume.blocks {
             holds.push(Held { lba, sequence: 0, content: self.never_written() });
         }
         holds
@@ -162,7 +122,7 @@ impl Run {
 
     /// What blocks hold that the volume grew by.
     pub(super) fn never_written(&self) -> Content {
-        if self.kind.is_sealed() { Content::Nothing } else { Content::Hole }
+        if self.volume.kind.is_sealed() { Content::Nothing } else { Content::Hole }
     }
 
     /// The change that was asked for was made. `branch`: of a new clone.
@@ -189,7 +149,7 @@ impl Run {
     }
 
     fn compare_head(&mut self, store: &mut Store, branch: u32, holds: &[Held]) {
-        if let Some(read) = self.read_view(store, View::Head(BranchId(branch)), self.blocks) {
+        if let Some(read) = self.read_view(store, View::Head(BranchId(branch)), self.volume.blocks) {
             assert!(read == holds, "branch {branch} is not what the snapshot holds: {}", difference(holds, &read));
         }
     }
@@ -197,11 +157,11 @@ impl Run {
     /// After a crash: which of the worlds that may be is this one? The model becomes that. False if the disk was cut off.
     pub(super) fn compare_worlds(&mut self, store: &mut Store) -> bool {
         let blocks = store.info().geometry.blocks;
-        if blocks != self.blocks {
-            assert!(self.growing == Some(blocks), "there are {blocks} blocks instead of {}", self.blocks);
+        if blocks != self.volume.blocks {
+            assert!(self.growth.asked == Some(blocks), "there are {blocks} blocks instead of {}", self.volume.blocks);
             self.grown(blocks);
         }
-        self.growing = None;
+        self.growth.asked = None;
         let mut heads = BTreeMap::new();
         for info in store.branches() {
             let Some(held) = self.read_view(store, View::Head(info.id), blocks) else { return false };
@@ -264,7 +224,7 @@ impl Run {
             assert!(there.contains_key(id), "snapshot {id} was answered and is gone");
         }
         for (id, (branch, holds)) in there {
-            let unanswered = || Taken { branch, floor: Vec::new(), before_op: u64::MAX, holds: None };
+            let unanswered = || KnownSnapshot { branch, floor: Vec::new(), before_op: u64::MAX, holds: None };
             self.views.taken.entry(id).or_insert_with(unanswered);
             self.judge_snapshot(id, holds);
         }
@@ -272,7 +232,7 @@ impl Run {
 
     /// After the disk lied a snapshot may be gone; one that is there holds what it held, or cannot be read.
     pub(super) fn compare_snapshots_after_lie(&mut self, store: &mut Store) {
-        let blocks = self.blocks.min(store.info().geometry.blocks);
+        let blocks = self.volume.blocks.min(store.info().geometry.blocks);
         for info in store.snapshots() {
             let Some(taken) = self.views.taken.get(&info.id.0) else { continue };
             let Some(holds) = taken.holds.clone() else { continue };
@@ -280,7 +240,7 @@ impl Run {
                 let read = Op::Read { lba: Lba(before.lba), count: 1 };
                 match store.execute_on(View::Snapshot(info.id), read) {
                     Ok(Outcome::Read(extents)) => {
-                        let now = held(&extents, self.block_size);
+                        let now = held(&extents, self.volume.block_size);
                         assert!(now == [before], "snapshot {} has changed: {before:?} is {now:?}", info.id);
                     }
                     Err(OpError::Medium { .. }) => self.seen.bad_blocks += 1,
@@ -292,7 +252,7 @@ impl Run {
     }
 
     fn compare_snapshot(&mut self, store: &mut Store, id: u64) {
-        if let Some(holds) = self.read_view(store, View::Snapshot(SnapshotId(id)), self.blocks) {
+        if let Some(holds) = self.read_view(store, View::Snapshot(SnapshotId(id)), self.volume.blocks) {
             self.judge_snapshot(id, holds);
         }
     }
