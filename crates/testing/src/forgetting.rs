@@ -93,7 +93,7 @@ impl ForgettingDisk {
     }
 
     /// Power loss: of what was not synced survives what the seed has chosen: nothing, all, whole writes, or sectors.
-    /// Whoever has files open must have been killed before.
+    /// Processes that have files open must have been killed before.
     pub fn crash(&self) {
         let tree = &mut *self.tree();
         for entry in tree.entries.values_mut() {

@@ -523,7 +523,7 @@ impl Model {
     pub fn after_crash(&mut self, survived: &BTreeMap<u32, Vec<Held>>, newest: u64) {
         self.judge(survived, newest).unwrap_or_else(|wrong| panic!("{wrong}"));
         let newest = self.newest(survived, newest);
-        // Whatever was on its way may be among the older versions now.
+        // Everything that was on its way may be among the older versions now.
         let pending: u64 = self.pending.drain().map(|(_, pending)| pending.weight()).sum();
         for (branch, blocks) in survived {
             let head = self.heads.get_mut(branch).expect("just judged");

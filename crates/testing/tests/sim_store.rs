@@ -1,4 +1,4 @@
-//! Proves, from thousands of seeds, that the store loses nothing flushed and tears nothing, whatever a crashing disk does:
+//! Proves, from thousands of seeds, that the store loses nothing flushed and tears nothing, on a disk that crashes:
 //! the store runs on a simulated disk, is cut off at a random I/O, reopened, and compared with a reference model, with
 //! snapshots, clones, rollbacks, growing, cleaning and sending to another store in between. And proves that the proof is
 //! worth something: each fault that is planted in the store must be found.
@@ -13,7 +13,7 @@ use strongroom_testing::simulation::{
     simulate_initiators, simulate_repair, simulate_stray, simulate_without_syncs,
 };
 
-/// Runs all seeds; whatever is not in `never` must have happened, unless there are too few.
+/// Runs all seeds; everything that is not in `never` must have happened, unless there are too few.
 fn all_pass(seeds: &[u64], never: &[&str], run: impl Fn(u64) -> Seen + Sync) {
     let seen = Mutex::new(Seen::default());
     let failed = failing(seeds, |seed| {

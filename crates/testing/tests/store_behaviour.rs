@@ -209,7 +209,7 @@ fn plain_volumes_keep_no_versions() {
     assert_eq!(store.stats().versions_retained, 0);
 }
 
-/// A request without an operation id is executed each time it is sent, whatever its stamps: `store_operations` has those with one.
+/// A request without an operation id is executed each time it is sent, with any stamps: `store_operations` has those with one.
 #[test]
 fn a_request_without_an_operation_is_executed_each_time() {
     let mut store = open(&disk(sealed()));

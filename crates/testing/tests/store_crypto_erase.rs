@@ -1,5 +1,5 @@
 //! Proves the order of a cryptographic erase: the key goes only when nothing can bring the store back, and the store forgets only
-//! when the key is gone; whatever crashes in between.
+//! when the key is gone; also after crashes in between.
 
 use std::sync::Arc;
 

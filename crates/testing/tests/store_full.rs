@@ -1,4 +1,4 @@
-//! Proves that a store that is full because snapshots hold it never is stuck: whatever is discarded in vain, a snapshot can be
+//! Proves that a store that is full because snapshots hold it never is stuck: after any discards that gain nothing, a snapshot can be
 //! deleted, its space comes back, and writes go on.
 
 use std::sync::Arc;

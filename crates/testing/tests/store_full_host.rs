@@ -189,7 +189,7 @@ fn a_full_host(host: &Host) {
     assert!(Store::check(&host.store()).unwrap().is_sound());
 }
 
-/// Not only a store that has nothing to do: whoever fills the host leaves it no such moment.
+/// Not only a store that has nothing to do: a user who fills the host leaves it no such moment.
 #[test]
 fn a_host_that_fills_up_is_nearly_full_before_it_is_full() {
     let Some(host) = Host::tmpfs() else { return };
@@ -262,8 +262,8 @@ fn a_full_host_costs_older_versions_before_it_costs_writes() {
     assert!(Store::check(&host.store()).unwrap().is_sound());
 }
 
-/// What was discarded on a full host is kept as older versions. They make room as soon as there is time, not only when a write wants it: whoever
-/// trims a file system sees that it helped.
+/// What was discarded on a full host is kept as older versions. They make room as soon as there is time, not only when a write wants it: a
+/// user who trims a file system sees that it helped.
 #[test]
 fn what_was_discarded_on_a_full_host_makes_room_without_a_write() {
     let Some(host) = Host::ext4() else { return };

@@ -1,5 +1,5 @@
 //! Proves that damage to stored bytes is never served: flipped bits, zeroed blocks, blocks put elsewhere, old segments put
-//! back. Whatever happens to the log, a read answers with the newest data or with an error, or the store does not open.
+//! back. After any change of the log, a read answers with the newest data or with an error, or the store does not open.
 
 use std::sync::Arc;
 

@@ -336,7 +336,7 @@ fn a_raw_device() {
     assert!(error.contains("not a block device"), "{error}");
 }
 
-/// Whoever looks only when he has asked for something and when he is called must see every write end: nothing may wait for the
+/// A caller that polls only after its own requests and when it is woken must see every write end: nothing may wait for the
 /// next one, or for an idle moment.
 #[test]
 fn one_write_after_the_other_ends_without_a_further_look() {

@@ -1,4 +1,4 @@
-//! Proves that a request of a sealed unit is executed at most once, however often it is sent, and after whatever crash; that a replay
+//! Proves that a request of a sealed unit is executed at most once, however often it is sent, and after any crash; that a replay
 //! puts a lost write back where it was in the order, and never over anything newer; and when the incarnation changes.
 
 use std::sync::Arc;
@@ -392,7 +392,7 @@ fn windows_and_replayed_blocks_outlive_cleaning_and_checkpoints() {
     assert!(report.is_sound(), "{report:?}");
 }
 
-/// Two initiators wrote the same block, and a crash took both writes: whoever replays first, the later one stays.
+/// Two initiators wrote the same block, and a crash took both writes: in either order of the replays, the later one stays.
 #[test]
 fn replays_restore_the_order_from_before_the_crash() {
     for a_first in [true, false] {
@@ -515,7 +515,7 @@ fn a_replay_is_not_superseded_by_what_was_made_from_the_state_after_the_crash() 
             store.close().unwrap();
             store = bench.open();
         }
-        // Whoever writes all of it settles that.
+        // A write of the whole block settles that.
         first(store.execute(write(5, 1, 9, stamp(B, 50))));
         let replayed = store.execute(replay(4, 3, 2, stamp(A, 5), of_a));
         assert_eq!(replayed, Ok(Outcome::Written { first: of_a, repeated: 0, superseded: 3 }));
@@ -839,7 +839,7 @@ fn a_repaired_store_knows_no_attach_ids() {
     let incarnation = store.incarnation();
     first(store.execute(write(4, 1, 8, stamp(A, 1))));
     store.close().unwrap();
-    // The first record block of whatever segment the newest table is in.
+    // The first record block of the segment that has the newest table.
     for segment in 0..8u64 {
         let at = (1 << 20) + segment * (64 << 10);
         let mut magic = [0; 4];

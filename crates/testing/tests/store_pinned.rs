@@ -1,6 +1,6 @@
 //! Proves what is told of a tree of snapshots and clones: every view has what a model has that looks it up the long way, and the bytes
-//! that each snapshot alone keeps are those that no other view has, whatever was cloned, rolled back, deleted, merged and opened
-//! anew; and that many snapshots hold nobody up, neither an opening nor a poll.
+//! that each snapshot alone keeps are those that no other view has, after anything was cloned, rolled back, deleted, merged and opened
+//! again; and that many snapshots hold nobody up, neither an opening nor a poll.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

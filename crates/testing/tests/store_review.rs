@@ -1,4 +1,4 @@
-//! Proves that the store's work for one request is bounded, in time and memory, whatever state the log is in: cleaning that
+//! Proves that the store's work for one request is bounded, in time and memory, in every state of the log: cleaning that
 //! gains nothing ends, reads are counted, many pieces and large holes cost what their bytes cost.
 
 use std::sync::Arc;

@@ -73,7 +73,7 @@ fn scrubbing_names_rotten_blocks_and_forgets_those_written_anew() {
     write(&mut store, 9, 7);
     scrub(&mut store);
     scrub(&mut store);
-    assert_eq!(store.bad_blocks(), [], "it was written anew");
+    assert_eq!(store.bad_blocks(), [], "it was written again");
     assert!(matches!(store.execute(Op::Read { lba: Lba(7), count: 1 }), Ok(Outcome::Read(_))));
 }
 
@@ -116,7 +116,7 @@ fn the_check_says_where() {
     assert_eq!(report.bad_blocks, [Lba(9)]);
 }
 
-/// Whoever reads the volume alone may not be concerned, and cannot mend it by writing.
+/// A reader of the volume alone may not be concerned, and cannot repair it by writing.
 #[test]
 fn the_check_says_who_sees_a_damaged_block() {
     let (disk, mut store) = used();

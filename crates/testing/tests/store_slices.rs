@@ -1,4 +1,4 @@
-//! Proves that work which touches much holds nobody up: a hole over a whole volume goes in slices, and whatever comes meanwhile finds
+//! Proves that work which touches much holds nobody up: a hole over a whole volume goes in slices, and requests that come meanwhile find
 //! either what was there or the hole, never something in between; and the space of many segments goes back a few at a time.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Proves that no call of a store does work in proportion to the volume: the steps that a poll takes are bounded, whatever is
+//! Proves that no call of a store does work in proportion to the volume: the steps that a poll takes are bounded, for anything that is
 //! deleted, discarded, sent or searched.
 
 use std::sync::Arc;

@@ -220,7 +220,7 @@ impl Run {
             for request in self.requests.values_mut().filter(|request| request.is_there) {
                 request.durable = true;
             }
-            // To be kept: whoever comes back does not replay.
+            // To be kept: an initiator that returns does not replay.
             let store = self.open();
             assert_eq!(store.incarnation(), incarnation, "an orderly close keeps the incarnation");
             store.close().expect("nothing goes wrong any more");
@@ -259,7 +259,7 @@ impl Run {
         self.take_answers(store);
     }
 
-    /// Back after whatever happened: what may be lost is replayed.
+    /// The initiator returns: what may be lost is replayed.
     fn connect(&mut self, store: &mut Store, who: usize) {
         let initiator = &mut self.initiators[who];
         if initiator.incarnation != store.incarnation() {
@@ -450,7 +450,7 @@ impl Run {
             let certain = request.durable || orderly && request.is_there;
             assert!(!is_lost || !certain, "request {number} of sequence {first} was durable, and is lost");
             if is_lost && !request.acknowledged {
-                // Whoever sends it again has it executed, under another sequence.
+                // If it is sent again, it is executed, under another sequence.
                 request.first = None;
                 request.was_lost = true;
             }
