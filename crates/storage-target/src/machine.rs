@@ -5,6 +5,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 use strongroom_block::{Custody, Geometry, Mode, SealingDomain, Suite, Token, VolumeId};
 use strongroom_channel::Scheme;
@@ -69,6 +70,11 @@ impl Memory {
     pub fn forget_reservations(&self) {
         *self.0.reservations.lock().unwrap_or_else(PoisonError::into_inner) = SavedReservations::default();
     }
+
+    /// Forgets the writer leases: what a target must not do either.
+    pub fn forget_leases(&self) {
+        self.0.leases.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
 }
 
 /// What became of a command.
@@ -127,6 +133,11 @@ impl Unit {
     /// Every snapshot in the store.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.own.snapshots()
+    }
+
+    /// It is that late: writer leases count from it.
+    pub fn tick(&mut self, now: Instant) {
+        self.unit.tick(now);
     }
 
     /// A session of a node begins.

@@ -42,5 +42,5 @@ impl UnitFiles {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SimulatedFiles {
     pub(crate) reservations: Arc<Mutex<SavedReservations>>,
-    leases: Arc<Mutex<Vec<LeaseRecord>>>,
+    pub(crate) leases: Arc<Mutex<Vec<LeaseRecord>>>,
 }

@@ -1,6 +1,7 @@
 //! Simulates the store and the whole system from one seed after the other until it is stopped, or until a seed fails, which it prints.
 //!
-//! `sim-soak [FIRST-SEED]`; without one it begins where chance has it.
+//! `sim-soak [FIRST-SEED]`; without one it begins where chance has it. `sim-soak FIRST-SEED COUNT PROFILE` runs that many seeds of the whole
+//! system under one profile, such as `Everything`, and prints those that failed.
 
 use std::sync::Mutex;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -16,7 +17,11 @@ const SEEDS_PER_LINE: u64 = 500;
 
 fn main() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    let mut first = std::env::args().nth(1).map_or(now, |text| text.parse().expect("a seed is a number"));
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut first = arguments.first().map_or(now, |text| text.parse().expect("a seed is a number"));
+    if let [_, count, profile] = arguments.as_slice() {
+        return simulate_profile(first, count.parse().expect("a count is a number"), profile);
+    }
     let seen = Mutex::new(Seen::default());
     let seen_system = Mutex::new(system::Seen::default());
     let started = Instant::now();
@@ -52,6 +57,19 @@ fn main() {
         let seen_system = *seen_system.lock().expect("nobody panics while holding it");
         println!("{} histories of the whole system: {seen_system:?}", seen_system.histories);
     }
+}
+
+/// Runs some seeds of the whole system under one profile.
+fn simulate_profile(first: u64, count: u64, profile: &str) {
+    let profile = system::Profile::ALL.into_iter().find(|one| format!("{one:?}") == profile).expect("a profile's name");
+    let seen = Mutex::new(system::Seen::default());
+    let seeds: Vec<u64> = (first..first + count).collect();
+    let failed = failing(&seeds, |seed| {
+        let one = system::simulate(seed, profile, system::Planted::default());
+        seen.lock().expect("nobody panics while holding it").merge(one);
+    });
+    println!("{profile:?}: {:?}", *seen.lock().expect("nobody panics while holding it"));
+    stop_at_failures(&failed, "sim_system");
 }
 
 fn stop_at_failures(failed: &[u64], test: &str) {

@@ -1,7 +1,6 @@
 //! Another store, to which snapshots are sent while the first one is written to: in full and as differences, through streams
 //! that stop, go on, lose frames, and a disk of its own that is cut off. What arrives is what was sent, whole or not at all.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use strongroom_block::{Custody, Lba, Mode, Suite};

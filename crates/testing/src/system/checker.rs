@@ -18,7 +18,7 @@ use super::history::{Action, Fence, History, Look, Moment, Operation, Value};
 #[cfg(test)]
 mod tests;
 
-/// From so many choices on, the order among writes that are neither the last nor flushed is forgotten: a crash may then leave any of them.
+/// From this number of choices on, the order among writes that are neither the last nor flushed is forgotten: a crash may then leave any of them.
 const EXACT_CHOICES_MAX: usize = 200;
 /// More choices than this at once are not followed: the history counts as explained, and is counted.
 const CHOICES_MAX: usize = 5_000;
@@ -187,7 +187,7 @@ struct Window {
     until: Option<Moment>,
 }
 
-enum Step {
+enum Event {
     Return(usize),
     Flushed(usize),
     Crash,
@@ -204,11 +204,11 @@ fn check_register(history: &History, view: usize, register: u64) -> Result<bool,
     let operations: Vec<&Operation> =
         history.operations.iter().filter(|one| (one.view, one.register) == (view, register)).collect();
     let flushes: Vec<_> = history.flushes.iter().filter(|flush| flush.view == view).collect();
-    let mut steps: Vec<(Moment, Step)> = Vec::new();
-    steps.extend(operations.iter().enumerate().filter_map(|(at, one)| Some((one.returned?, Step::Return(at)))));
+    let mut steps: Vec<(Moment, Event)> = Vec::new();
+    steps.extend(operations.iter().enumerate().filter_map(|(at, one)| Some((one.returned?, Event::Return(at)))));
     let succeeded = flushes.iter().enumerate().filter(|(_, flush)| flush.succeeded);
-    steps.extend(succeeded.map(|(at, flush)| (flush.returned, Step::Flushed(at))));
-    steps.extend(history.crashes.iter().map(|&at| (at, Step::Crash)));
+    steps.extend(succeeded.map(|(at, flush)| (flush.returned, Event::Flushed(at))));
+    steps.extend(history.crashes.iter().map(|&at| (at, Event::Crash)));
     steps.sort_by_key(|(at, _)| *at);
     let model = Register { operations, crashes: &history.crashes, fences: &history.fences };
     let first = Element { write: None, value: history.initial_of(view, register), added: 0, seen: 0 };
@@ -217,8 +217,8 @@ fn check_register(history: &History, view: usize, register: u64) -> Result<bool,
         let mut next = HashSet::with_capacity(explanations.len());
         for explanation in &explanations {
             match &step {
-                Step::Return(at) => model.returned(explanation, *at, now, &mut next),
-                Step::Flushed(at) => {
+                Event::Return(at) => model.returned(explanation, *at, now, &mut next),
+                Event::Flushed(at) => {
                     let flush = flushes[*at];
                     let earlier = flushes.iter().filter(|one| one.initiator == flush.initiator && !one.succeeded);
                     let since = earlier.map(|one| one.returned).filter(|at| *at < flush.returned).max().unwrap_or(0);
@@ -228,7 +228,7 @@ fn check_register(history: &History, view: usize, register: u64) -> Result<bool,
                     };
                     next.insert(model.made_durable(explanation.clone(), now, covered));
                 }
-                Step::Crash => {
+                Event::Crash => {
                     let mut after = explanation.clone();
                     after.least.push((now, after.durable));
                     next.insert(after);
@@ -236,7 +236,7 @@ fn check_register(history: &History, view: usize, register: u64) -> Result<bool,
             }
         }
         if next.is_empty() {
-            let Step::Return(at) = step else { unreachable!("only answers can have no explanation") };
+            let Event::Return(at) = step else { unreachable!("only answers can have no explanation") };
             let mut what = model.describe(at, &explanations);
             for flush in flushes.iter().filter(|flush| flush.invoked < now) {
                 what += &format!("\n    {}..{}: flush by {}", flush.invoked, flush.returned, flush.initiator);

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Lba, Request, Token};
 use strongroom_initiator::machine::Initiator;
-use strongroom_initiator::{AttachOptions, Limits, Pipeline, Scheme};
+use strongroom_initiator::{AttachOptions, LeaseMode, LeaseOptions, Limits, Pipeline, Scheme};
 
-use super::content::{self, HALVES};
+use super::clock::{Clock, MICRO, MILLI, Time};
+use super::content;
 use super::history::{Action, FailedRead, Flush, History, LostWrite, Moment, Operation, Value};
 use super::keys::{KeyServer, Lease};
-use super::network::{MICRO, MILLI, Time};
-use super::target::{BLOCK_BYTES, VIEWS};
+use super::layout::{BLOCK_BYTES, HALVES, VIEWS, initiator_name, isid_of};
+use super::leases::{LEASE, LeaseUse};
 use crate::Random;
 
 /// Requests that one initiator has under way at once, at most.
@@ -49,6 +50,7 @@ enum What {
 struct Pending {
     what: What,
     invoked: Moment,
+    sent_at: Time,
     /// The key epoch that it knew of when it asked.
     epoch: Option<u32>,
 }
@@ -57,82 +59,143 @@ struct Pending {
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) scheme: Scheme,
-    /// Of 24 requests, so many are flushes.
+    /// Of 24 requests this many are flushes.
     pub(super) flushes: u64,
     /// Initiators write halves of blocks too.
     pub(super) halves: bool,
     pub(super) late_flush_marks: bool,
     pub(super) forgets_operations: bool,
     pub(super) key_server: KeyServer,
+    pub(super) lease_use: LeaseUse,
+    /// Blocks that initiators use.
+    pub(super) blocks: u64,
 }
 
-/// The ISID of an initiator's sessions.
-pub(super) fn isid_of(number: u64) -> [u8; 6] {
-    [0x80, 0, 0, 0, (number >> 8) as u8, number as u8]
+/// The connection of an initiator, as far as its own side knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ClientConnection {
+    pub(super) id: Option<u64>,
+    /// No other one is made before.
+    pub(super) retry_at: Time,
+}
+
+/// How many requests an initiator still makes, and when.
+#[derive(Clone, Copy, Debug)]
+struct Workload {
+    requests_left: u64,
+    next_at: Time,
+    think_max: Time,
 }
 
 /// One initiator.
 pub(super) struct Client {
     /// Names it in the history; another one takes its place when it dies.
     pub(super) number: u64,
-    pub(super) machine: Initiator,
-    pub(super) connection: Option<u64>,
-    pub(super) retry_at: Time,
-    pub(super) next_request_at: Time,
-    /// Requests that it will still make.
-    pub(super) requests_left: u64,
-    /// How long it may use the volume's keys, once it is attached.
-    pub(super) lease: Option<Lease>,
     /// Which view it uses.
     pub(super) view: usize,
+    pub(super) machine: Initiator,
+    pub(super) connection: ClientConnection,
+    /// How long it may use the volume's keys, once it is attached.
+    pub(super) lease: Option<Lease>,
+    options: AttachOptions,
     setup: Setup,
     random: Random,
-    blocks: u64,
+    workload: Workload,
     pending: BTreeMap<u64, Pending>,
     next_token: u64,
-    think_max: Time,
+    /// It has everything that it wanted, and gives its writer lease back.
+    is_leaving: bool,
+    /// The latest time at which a write was sent that succeeded.
+    pub(super) wrote_at: Time,
+}
+
+fn options(number: u64, view: usize, random: &mut Random, setup: &Setup) -> AttachOptions {
+    let url = format!("strongroom://simulation/{}", VIEWS[view]);
+    let mut options = AttachOptions::new(url.parse().expect("a URL"));
+    options.initiator_name = initiator_name(number);
+    options.key_source = Some(Arc::new(setup.key_server.clone()));
+    options.scheme = Some(setup.scheme);
+    options.marks_flushes_late = setup.late_flush_marks;
+    options.forgets_operations = setup.forgets_operations;
+    options.verified_feedback = random.once_in(2);
+    if random.once_in(3) {
+        options.pipeline = Pipeline::Fixed { depth: 1 + random.below(4) as u32, workers: 1 };
+    }
+    if random.once_in(3) {
+        options.limits = Limits { unflushed_bytes_max: 8 * BLOCK_BYTES, ..Limits::default() };
+    }
+    options.timeouts.connect = Duration::from_millis(200);
+    options.lease = LeaseOptions {
+        is_claimed: setup.lease_use != LeaseUse::Unclaimed,
+        mode: if setup.lease_use == LeaseUse::Exclusive { LeaseMode::Exclusive } else { LeaseMode::Shared },
+        duration: Duration::from_nanos(LEASE),
+        // Nothing that differs from one process to the next.
+        description: "simulation".to_owned(),
+        ..LeaseOptions::default()
+    };
+    options
 }
 
 impl Client {
-    pub(super) fn new(number: u64, view: usize, mut random: Random, blocks: u64, setup: Setup) -> Client {
-        let url = format!("strongroom://simulation/{}", VIEWS[view]);
-        let mut options = AttachOptions::new(url.parse().expect("a URL"));
-        options.initiator_name = format!("iqn.2026-11.org.strongroom:simulation.{number}");
-        options.key_source = Some(Arc::new(setup.key_server.clone()));
-        options.scheme = Some(setup.scheme);
-        options.marks_flushes_late = setup.late_flush_marks;
-        options.forgets_operations = setup.forgets_operations;
-        options.verified_feedback = random.once_in(2);
-        if random.once_in(3) {
-            options.pipeline = Pipeline::Fixed { depth: 1 + random.below(4) as u32, workers: 1 };
-        }
-        if random.once_in(3) {
-            options.limits = Limits { unflushed_bytes_max: 8 * BLOCK_BYTES, ..Limits::default() };
-        }
-        options.timeouts.connect = Duration::from_millis(200);
-        options.lease.is_claimed = false;
+    pub(super) fn new(number: u64, view: usize, mut random: Random, setup: Setup) -> Client {
+        let options = options(number, view, &mut random, &setup);
         let think_max = [200 * MICRO, MILLI, 4 * MILLI][random.below(3) as usize];
         Client {
             number,
-            machine: Initiator::new(options, isid_of(number)),
-            connection: None,
-            retry_at: 0,
-            next_request_at: 0,
-            requests_left: 0,
-            lease: None,
             view,
+            machine: Initiator::new(options.clone(), isid_of(number)),
+            connection: ClientConnection::default(),
+            lease: None,
+            options,
             setup,
             random,
-            blocks,
+            workload: Workload { requests_left: 0, next_at: 0, think_max },
             pending: BTreeMap::new(),
             next_token: 0,
-            think_max,
+            is_leaving: false,
+            wrote_at: 0,
         }
+    }
+
+    /// How many requests it will still make.
+    pub(super) fn requests_left(&self) -> u64 {
+        self.workload.requests_left
+    }
+
+    /// It will make this many requests.
+    pub(super) fn set_requests(&mut self, requests: u64) {
+        self.workload.requests_left = requests;
+    }
+
+    /// The volume is attached for writing elsewhere: tries again, perhaps to take it over.
+    pub(super) fn attach_again(&mut self, takes_over: bool) {
+        self.options.lease.take_over = takes_over;
+        self.machine = Initiator::new(self.options.clone(), isid_of(self.number));
+    }
+
+    /// Whether it takes the volume over from another initiator.
+    pub(super) fn takes_over(&self) -> bool {
+        self.options.lease.take_over
+    }
+
+    /// Whether it has left the target, or is about to.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.is_leaving
+    }
+
+    /// Leaves if it wants nothing any more and others may be waiting for its lease; whether it just began to.
+    pub(super) fn leave_if_done(&mut self, clock: &Clock) -> bool {
+        let is_exclusive = self.setup.lease_use == LeaseUse::Exclusive;
+        if !is_exclusive || !self.machine.is_attached() || !self.is_done() {
+            return false;
+        }
+        self.machine.leave(clock.instant());
+        !std::mem::replace(&mut self.is_leaving, true)
     }
 
     /// Whether everything that it wanted was answered.
     pub(super) fn is_done(&self) -> bool {
-        self.requests_left == 0 && self.pending.is_empty()
+        self.workload.requests_left == 0 && self.pending.is_empty()
     }
 
     /// Whether it waits for nothing.
@@ -142,16 +205,16 @@ impl Client {
 
     /// When it makes its next request, if it may.
     pub(super) fn next_request(&self) -> Option<Time> {
-        let may = self.machine.is_attached() && self.requests_left > 0 && self.pending.len() < DEPTH_MAX;
-        may.then_some(self.next_request_at)
+        let may = self.machine.is_attached() && self.workload.requests_left > 0 && self.pending.len() < DEPTH_MAX;
+        may.then_some(self.workload.next_at)
     }
 
     /// Makes a request.
     pub(super) fn request(&mut self, now: Time, history: &mut History, next_write: &mut u64) {
-        self.requests_left -= 1;
-        self.next_request_at = now + self.random.below(self.think_max);
-        let lba = self.random.below(self.blocks);
-        let count = 1 + self.random.below(BLOCKS_MAX.min(self.blocks - lba));
+        self.workload.requests_left -= 1;
+        self.workload.next_at = now + self.random.below(self.workload.think_max);
+        let lba = self.random.below(self.setup.blocks);
+        let count = 1 + self.random.below(BLOCKS_MAX.min(self.setup.blocks - lba));
         let what = match self.random.below(24) {
             kind if kind < self.setup.flushes => What::Flush,
             6..10 if self.setup.halves => {
@@ -166,32 +229,32 @@ impl Client {
             14 => What::Discard { lba, count },
             _ => What::Read { lba, count },
         };
-        self.submit(what, history);
+        self.submit(now, what, history);
     }
 
     /// Writes nothing but zeros everywhere: a new sealed volume cannot be read before.
-    pub(super) fn format(&mut self, history: &mut History) {
-        self.submit(What::Discard { lba: 0, count: self.blocks }, history);
+    pub(super) fn format(&mut self, now: Time, history: &mut History) {
+        self.submit(now, What::Discard { lba: 0, count: self.setup.blocks }, history);
     }
 
-    /// Discards the volume, with so many blocks that nobody looks at.
-    pub(super) fn discard_all(&mut self, more_blocks: u64, history: &mut History) {
-        self.submit(What::Discard { lba: 0, count: self.blocks + more_blocks }, history);
+    /// Discards the volume, with these further blocks that nobody looks at.
+    pub(super) fn discard_all(&mut self, now: Time, more_blocks: u64, history: &mut History) {
+        self.submit(now, What::Discard { lba: 0, count: self.setup.blocks + more_blocks }, history);
     }
 
     /// Asks for everything to be durable.
-    pub(super) fn flush(&mut self, history: &mut History) {
-        self.submit(What::Flush, history);
+    pub(super) fn flush(&mut self, now: Time, history: &mut History) {
+        self.submit(now, What::Flush, history);
     }
 
     /// Reads everything.
-    pub(super) fn read_all(&mut self, history: &mut History) {
-        for lba in 0..self.blocks {
-            self.submit(What::Read { lba, count: 1 }, history);
+    pub(super) fn read_all(&mut self, now: Time, history: &mut History) {
+        for lba in 0..self.setup.blocks {
+            self.submit(now, What::Read { lba, count: 1 }, history);
         }
     }
 
-    fn submit(&mut self, what: What, history: &mut History) {
+    fn submit(&mut self, now: Time, what: What, history: &mut History) {
         let request = match what {
             What::Read { lba, count } => {
                 Request::Read { lba: Lba(lba), buffer: BufferMut::zeroed(count as usize * BLOCK_BYTES) }
@@ -215,7 +278,7 @@ impl Client {
         // Without keys nothing is done.
         if self.machine.submit(Token(token), request).is_ok() {
             let epoch = self.lease.as_ref().map(|lease| lease.epoch);
-            self.pending.insert(token, Pending { what, invoked, epoch });
+            self.pending.insert(token, Pending { what, invoked, sent_at: now, epoch });
         }
     }
 
@@ -224,6 +287,9 @@ impl Client {
         for (token, result) in self.machine.take_finished() {
             let pending = self.pending.remove(&token.0).expect("a request ends once");
             let returned = history.now();
+            if result.is_ok() && !matches!(pending.what, What::Read { .. } | What::Flush) {
+                self.wrote_at = self.wrote_at.max(pending.sent_at);
+            }
             self.answered(pending, returned, result, history);
         }
     }
@@ -263,7 +329,7 @@ impl Client {
 
     /// What cannot be read is named, and is one of the blocks that were asked for; nothing else fails for the disk's sake.
     fn failed(&self, pending: &Pending, returned: Moment, error: &DeviceError, history: &mut History) {
-        let &Pending { what, invoked, epoch } = pending;
+        let &Pending { what, invoked, epoch, .. } = pending;
         let asked = match what {
             What::Read { lba, count } => lba..lba + count,
             // The rest of the block is read.
@@ -307,7 +373,7 @@ impl Client {
 
     fn wrote(&self, what: What, invoked: Moment, returned: Option<Moment>, history: &mut History) {
         let registers = |lba: u64, count: u64| {
-            history.registers_of(lba).start..history.registers_of(self.blocks.min(lba + count)).start
+            history.registers_of(lba).start..history.registers_of(self.setup.blocks.min(lba + count)).start
         };
         let (registers, value, durable) = match what {
             What::Write { write, lba, count, fua } => (registers(lba, count), Value::Written(write), fua),
@@ -333,9 +399,9 @@ impl Client {
     }
 
     /// The next time at which it has something to do by itself.
-    pub(super) fn poll_timeout(&self, base: Instant) -> Option<Time> {
-        let machine = self.machine.poll_timeout().map(|at| at.saturating_duration_since(base).as_nanos() as Time);
-        let retry = self.connection.is_none().then_some(self.retry_at);
+    pub(super) fn poll_timeout(&self, clock: &Clock) -> Option<Time> {
+        let machine = self.machine.poll_timeout().map(|at| clock.time_of(at));
+        let retry = (self.connection.id.is_none() && !self.is_leaving).then_some(self.connection.retry_at);
         let lease = self.lease.as_ref().map(Lease::poll_timeout);
         [machine, retry, self.next_request(), lease].into_iter().flatten().min()
     }

@@ -1,10 +1,8 @@
 //! What is written: each half of a block tells which write it is of, and where it belongs.
 
 use super::history::Value;
-use super::target::BLOCK_BYTES;
+use super::layout::{BLOCK_BYTES, HALVES};
 
-/// Halves of a block: a write of a part of a block writes one of them.
-pub(super) const HALVES: u64 = 2;
 /// Where they begin and end, in bytes: not where sectors or words do.
 const BOUNDS: [usize; 3] = [0, 200, BLOCK_BYTES];
 

@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 
 use strongroom_store::SnapshotId;
 
-use super::content::HALVES;
 use super::history::{Action, FailedRead, History, Look, Moment, Operation, Rot, Value};
-use super::target::{Sighted, Target, VIEWS};
+use super::layout::{HALVES, VIEWS};
+use super::target::{ServedStore, Sighted};
 use crate::{Random, SimDisk};
 
-/// Names whoever looks.
+/// Names the simulation itself, which looks into the store.
 const INSPECTOR: u64 = u64::MAX;
 /// Snapshots at a time.
 const SNAPSHOTS_MAX: usize = 4;
@@ -46,22 +46,22 @@ pub(super) struct Contents {
 
 impl Contents {
     /// What the blocks hold after a crash is the last word of the store, and is checked like what initiators read.
-    pub(super) fn look_around(&mut self, target: &mut Target, disk: &SimDisk, history: &mut History) {
+    pub(super) fn look_around(&mut self, store: &mut ServedStore, disk: &SimDisk, history: &mut History) {
         self.stored.clear();
         for view in 0..VIEWS.len() {
             let invoked = history.now();
-            let found = target.look(view);
+            let found = store.look(view);
             let returned = history.now();
             if !found.is_empty() {
                 self.note(view, (invoked, returned), &found, history);
             }
             self.remember(view, found, disk);
         }
-        let there = target.snapshots();
+        let there = store.snapshots();
         for at in 0..self.snapshots.len() {
             let id = self.snapshots[at].id;
             assert!(there.contains(&id), "snapshot {id:?} was answered, and is gone after a crash");
-            self.check_snapshot(at, target, history);
+            self.check_snapshot(at, store, history);
         }
     }
 
@@ -115,8 +115,8 @@ impl Contents {
     }
 
     /// What a clone that was made between two moments holds is what the volume held meanwhile, and what it begins with.
-    pub(super) fn note_clone(&mut self, during: (Moment, Moment), target: &mut Target, history: &mut History) {
-        let found = target.look(1);
+    pub(super) fn note_clone(&mut self, during: (Moment, Moment), store: &mut ServedStore, history: &mut History) {
+        let found = store.look(1);
         self.note(0, during, &found, history);
         let values = |(block, sighted): (u64, &Option<Sighted>)| {
             let sighted = sighted.as_ref().expect("nothing has gone wrong yet");
@@ -128,43 +128,48 @@ impl Contents {
     }
 
     /// Takes in which snapshots were answered.
-    pub(super) fn take_snapshots(&mut self, target: &mut Target, history: &mut History) {
-        for taken in target.take_snapshots() {
+    pub(super) fn take_snapshots(&mut self, store: &mut ServedStore, history: &mut History) {
+        for taken in store.take_snapshots() {
             let returned = history.now();
             self.snapshots.push(Snapshot { id: taken.id, invoked: taken.invoked, returned, found: None });
         }
     }
 
     /// Asks for a snapshot, looks at one, or has one deleted; whether there was something to do.
-    pub(super) fn change_snapshots(&mut self, target: &mut Target, history: &mut History, random: &mut Random) -> bool {
-        if !target.is_open() {
+    pub(super) fn change_snapshots(
+        &mut self,
+        store: &mut ServedStore,
+        history: &mut History,
+        random: &mut Random,
+    ) -> bool {
+        if !store.is_open() {
             return false;
         }
-        let there = target.snapshots();
+        let there = store.snapshots();
         match there.len() {
-            0 => target.ask_for_snapshot(history.now()),
+            0 => store.ask_for_snapshot(history.now()),
             count if count >= SNAPSHOTS_MAX || random.once_in(3) => {
                 let id = there[random.below(count as u64) as usize];
                 if let Some(at) = self.snapshots.iter().position(|one| one.id == id) {
-                    self.check_snapshot(at, target, history);
+                    self.check_snapshot(at, store, history);
                     self.snapshots.remove(at);
-                    target.delete_snapshot(id);
+                    store.delete_snapshot(id);
                 }
             }
             count if random.once_in(2) => {
                 let id = there[random.below(count as u64) as usize];
                 if let Some(at) = self.snapshots.iter().position(|one| one.id == id) {
-                    self.check_snapshot(at, target, history);
+                    self.check_snapshot(at, store, history);
                 }
             }
-            _ => target.ask_for_snapshot(history.now()),
+            _ => store.ask_for_snapshot(history.now()),
         }
         true
     }
 
-    fn check_snapshot(&mut self, at: usize, target: &mut Target, history: &mut History) {
+    fn check_snapshot(&mut self, at: usize, store: &mut ServedStore, history: &mut History) {
         let Snapshot { id, invoked, returned, .. } = self.snapshots[at];
-        let found = target.look_at_snapshot(id);
+        let found = store.look_at_snapshot(id);
         for (block, sighted) in (0..).zip(&found) {
             assert!(sighted.is_some() || self.rotten.contains(&block), "snapshot {id:?}: block {block} cannot be read");
         }

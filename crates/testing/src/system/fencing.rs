@@ -62,7 +62,7 @@ impl Fencing {
 
     /// Takes what was answered, and asks for what comes next.
     pub(super) fn drive(&mut self, target: &mut Target, history: &mut History) {
-        for reserved in target.take_reserved() {
+        for reserved in target.reservations.take_ended() {
             let Some((_, initiator, what)) = self.asked.take_if(|(ticket, ..)| *ticket == reserved.ticket) else {
                 continue;
             };
@@ -119,16 +119,16 @@ impl Fencing {
         if self.asked.is_some() || !self.script.is_empty() || initiators.is_empty() {
             return;
         }
-        let mut anybody = || initiators[random.below(initiators.len() as u64) as usize];
+        let mut any_initiator = || initiators[random.below(initiators.len() as u64) as usize];
         match self.stage {
             Stage::Free if ends || initiators.len() < 2 => {}
             Stage::Free => {
-                let by = anybody();
+                let by = any_initiator();
                 self.script.extend(initiators.iter().map(|one| (*one, Reserve::Register)));
                 self.script.push_back((by, Reserve::Hold(KINDS[random.below(KINDS.len() as u64) as usize])));
             }
             Stage::Held { by, kind } if !ends && initiators.contains(&by) => {
-                let victim = anybody();
+                let victim = any_initiator();
                 match self.fence {
                     Some((_, whom)) if initiators.contains(&whom) => self.script.push_back((whom, Reserve::Register)),
                     None if victim != by => self.script.push_back((by, Reserve::Preempt { victim, kind })),
@@ -136,7 +136,7 @@ impl Fencing {
                 }
             }
             Stage::Held { .. } | Stage::Unsure => {
-                let one = anybody();
+                let one = any_initiator();
                 self.script.extend([(one, Reserve::Register), (one, Reserve::Clear)]);
             }
         }

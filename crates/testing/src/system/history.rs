@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::content::HALVES;
+use super::layout::HALVES;
 
 /// What a register holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

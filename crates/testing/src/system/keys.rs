@@ -12,7 +12,7 @@ use strongroom_initiator::machine::Initiator;
 use strongroom_initiator::{KeyRequest, KeySource, KeySourceError, VolumeKeys};
 use strongroom_seal::{VolumeKey, VolumeKeyFile};
 
-use super::network::{MILLI, Time};
+use super::clock::{MILLI, Time};
 use crate::Random;
 
 /// Key epochs of one history, at most.

@@ -2,15 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::clock::{MICRO, Time};
 use crate::Random;
-
-/// Virtual time, in nanoseconds since the beginning.
-pub(super) type Time = u64;
-
-/// One microsecond.
-pub(super) const MICRO: Time = 1_000;
-/// One millisecond.
-pub(super) const MILLI: Time = 1_000_000;
 
 /// Which end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

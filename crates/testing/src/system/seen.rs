@@ -1,4 +1,4 @@
-//! What the runs came across: a simulation in which nothing goes wrong proves nothing.
+//! What happened in the runs: a simulation in which nothing goes wrong proves nothing.
 
 macro_rules! seen {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -51,6 +51,14 @@ seen! {
     aborts,
     /// Initiators that died.
     deaths,
+    /// Initiators that did not reach the target for longer.
+    partitions,
+    /// Histories in which initiators have shared writer leases.
+    shared_leases,
+    /// Exclusive writer leases that an initiator got after another one had gone.
+    leases_passed_on,
+    /// Exclusive writer leases that an initiator took over.
+    leases_taken_over,
     /// Leases of keys that ended.
     leases_ended,
     /// Key epochs that began.

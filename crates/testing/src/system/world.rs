@@ -9,71 +9,80 @@ use strongroom_net::{Link, LinkOptions};
 use strongroom_store::StoreError;
 
 use super::checker;
-use super::client::{Client, Setup};
+use super::client::Setup;
+use super::clock::{Clock, MICRO, MILLI, SECOND, Time};
 use super::contents::Contents;
 use super::fencing::Fencing;
 use super::history::{Action, History, Operation, Value};
-use super::keys::{KeyServer, Lease};
-use super::network::{Arrival, End, MICRO, MILLI, Network, Time};
+use super::initiators::Initiators;
+use super::keys::KeyServer;
+use super::leases::LeaseUse;
+use super::lifecycle::{Lifecycle, Transition};
+use super::network::{Arrival, End, Network};
+use super::profile::{Planted, Profile};
+use super::seen::Seen;
 use super::target::{Output, Settings, Target};
-use super::troubles::{Trouble, Troubles};
-use super::{Planted, Profile, Seen};
+use super::troubles::{Trouble, TroubleSchedule, Troubles};
 use crate::{Faults, Random, SimDisk};
 
-/// After so much virtual time without faults every request must have been answered: an initiator takes a command for lost after 600 s.
-const PATIENCE: Time = 1_300_000 * MILLI;
-/// So long things go wrong.
+/// Every request must be answered after this much virtual time without faults: an initiator gives up a connection over which nothing is
+/// answered after 60 s.
+const PATIENCE: Time = 200 * SECOND;
+/// Things go wrong for this long.
 const TROUBLED: Time = 400 * MILLI;
+/// The same where exclusive leases lapse.
+const TROUBLED_WITH_LEASES: Time = 3 * SECOND;
 /// Names who writes what initiators of ours do not.
 const FORGER: u64 = u64::MAX - 1;
 /// Blocks of a large volume that initiators discard and do not look at.
 const MORE_BLOCKS: u64 = 16 << 10;
 
-/// Where the target is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Serving,
-    /// It ends its sessions, and then its store.
-    Stopping,
-    /// It begins at this time; after a crash its blocks are looked at.
-    Down {
-        until: Time,
-        crashed: bool,
-    },
-}
-
 pub(super) struct World {
+    profile: Profile,
     random: Random,
-    base: Instant,
-    now: Time,
+    clock: Clock,
     disk: SimDisk,
     network: Network,
     target: Target,
-    phase: Phase,
-    clients: Vec<Client>,
-    next_client: u64,
+    lifecycle: Lifecycle,
+    initiators: Initiators,
     history: History,
-    next_write: u64,
-    setup: Setup,
-    troubles: Troubles,
-    due: Vec<(Time, Trouble)>,
+    schedule: TroubleSchedule,
     /// When the store is polled next.
     tick_at: Option<Time>,
-    closes_when_idle_at: Option<Time>,
     seen: Seen,
-    blocks: u64,
-    more_blocks: u64,
-    key_server: KeyServer,
-    /// Keys are lent for a time only.
-    lends_keys: bool,
-    /// Nothing goes wrong any more.
-    is_healed: bool,
-    /// The disk was damaged anywhere: the store need not open.
-    is_damaged: bool,
-    /// It did not.
-    is_over: bool,
     fencing: Fencing,
     contents: Contents,
+}
+
+/// How the initiators of a run use writer leases: one in four histories of a profile that is not about them claims none.
+fn choose_lease_use(random: &mut Random, profile: Profile) -> LeaseUse {
+    match profile {
+        Profile::Leases => LeaseUse::Exclusive,
+        _ if random.once_in(4) => LeaseUse::Unclaimed,
+        _ => LeaseUse::Shared,
+    }
+}
+
+/// What the initiators of a run have in common.
+fn choose_setup(random: &mut Random, profile: Profile, planted: Planted, blocks: u64, key_server: KeyServer) -> Setup {
+    let scheme = Scheme::ALL[random.below(Scheme::ALL.len() as u64) as usize];
+    let flushes = if profile == Profile::Flushes { 4 } else { 1 + random.below(6) };
+    let halves = match profile {
+        Profile::Halves => true,
+        Profile::Everything | Profile::OneInitiator => random.once_in(4),
+        _ => false,
+    };
+    Setup {
+        scheme,
+        flushes,
+        halves,
+        late_flush_marks: planted.late_flush_marks,
+        forgets_operations: planted.forgets_operations,
+        key_server,
+        lease_use: choose_lease_use(&mut random.fork(), profile),
+        blocks,
+    }
 }
 
 impl World {
@@ -82,128 +91,101 @@ impl World {
         let blocks = if profile == Profile::Flushes { 30 } else { 2 + random.below(8) };
         let disk = SimDisk::new(random.number());
         let key_server = KeyServer::new();
-        let more_blocks = if profile == Profile::Large { MORE_BLOCKS } else { 0 };
         let settings = Settings {
             blocks,
-            more_blocks,
+            more_blocks: if profile == Profile::Large { MORE_BLOCKS } else { 0 },
             planted: planted.store,
             key_server: key_server.clone(),
             forgets_reservations: planted.forgets_reservations,
+            forgets_leases: planted.forgets_leases,
         };
-        let target = Target::new(disk.clone(), settings, random.fork());
+        let mut target = Target::new(disk.clone(), settings, random.fork());
         let delay_max = match profile {
             Profile::Flushes => 500 * MICRO,
             _ => [50 * MICRO, 150 * MICRO, 500 * MICRO][random.below(3) as usize],
         };
         let network = Network::new(random.fork(), delay_max);
         let troubles = Troubles::choose(&mut random, profile);
-        let scheme = Scheme::ALL[random.below(Scheme::ALL.len() as u64) as usize];
+        let setup = choose_setup(&mut random, profile, planted, blocks, key_server);
         if planted.directory_not_synced {
             disk.leave_out_directory_sync();
         }
-        let flushes = if profile == Profile::Flushes { 4 } else { 1 + random.below(6) };
-        let halves = match profile {
-            Profile::Halves => true,
-            Profile::Everything | Profile::OneInitiator => random.once_in(4),
-            _ => false,
-        };
         disk.set_faults(Faults { wrong_resumption: planted.wrong_resumption, ..Faults::default() });
+        target.store.open().expect("nothing goes wrong yet");
         let mut world = World {
+            profile,
             random,
-            base: Instant::now(),
-            now: 0,
+            clock: Clock::new(),
             disk,
             network,
             target,
-            phase: Phase::Serving,
-            clients: Vec::new(),
-            next_client: 1,
-            history: History { has_halves: halves, ..History::default() },
-            next_write: 0,
-            setup: Setup {
-                scheme,
-                flushes,
-                halves,
-                late_flush_marks: planted.late_flush_marks,
-                forgets_operations: planted.forgets_operations,
-                key_server: key_server.clone(),
-            },
-            troubles: Troubles::default(),
-            due: Vec::new(),
+            lifecycle: Lifecycle::new(),
+            history: History { has_halves: setup.halves, ..History::default() },
+            initiators: Initiators::new(setup, troubles.lends_keys()),
+            schedule: TroubleSchedule::default(),
             tick_at: None,
-            closes_when_idle_at: None,
             seen: Seen::default(),
-            blocks,
-            more_blocks,
-            key_server,
-            lends_keys: troubles.lends_keys(),
-            is_healed: false,
-            is_damaged: false,
-            is_over: false,
             fencing: Fencing::new(),
             contents: Contents::default(),
         };
-        world.target.open().expect("nothing goes wrong yet");
-        world.begin(troubles, profile);
+        world.begin(troubles);
         world
     }
 
     /// The first initiator formats the volume; then everybody begins, and so do the troubles.
-    fn begin(&mut self, troubles: Troubles, profile: Profile) {
+    fn begin(&mut self, troubles: Troubles) {
         let requests = 20 + self.random.below(120);
-        let client = self.client(0, 0);
-        self.clients.push(client);
-        self.run_until(|world| world.clients[0].machine.is_attached());
-        self.clients[0].format(&mut self.history);
-        self.run_until(|world| world.clients[0].is_quiet());
-        self.clients[0].flush(&mut self.history);
-        self.run_until(|world| world.clients[0].is_quiet());
-        if self.more_blocks > 0 {
-            self.target.fill();
-            self.clients[0].discard_all(self.more_blocks, &mut self.history);
+        self.initiators.add(0, 0, 0, &mut self.random);
+        self.run_until(|world| world.initiators.are_attached());
+        self.initiators.clients[0].format(self.clock.now(), &mut self.history);
+        self.run_until(|world| world.initiators.are_quiet());
+        self.initiators.clients[0].flush(self.clock.now(), &mut self.history);
+        self.run_until(|world| world.initiators.are_quiet());
+        if self.profile == Profile::Large {
+            self.target.store.fill();
+            self.initiators.clients[0].discard_all(self.clock.now(), MORE_BLOCKS, &mut self.history);
         }
-        self.clients[0].requests_left = requests;
-        let others = match profile {
+        self.initiators.clients[0].set_requests(requests);
+        let others = match self.profile {
             Profile::OneInitiator | Profile::Flushes | Profile::Large => 0,
             Profile::Everything => self.random.below(3),
             Profile::Clones => 1,
             _ => 1 + self.random.below(2),
         };
-        let cloned = match profile {
+        let cloned = match self.profile {
             Profile::Clones => true,
-            _ => profile == Profile::Everything && self.random.once_in(3),
+            _ => self.profile == Profile::Everything && self.random.once_in(3),
         };
         if cloned {
-            // While the volume is written to.
-            let until = self.now + self.random.below(10 * MILLI);
-            self.run_until(|world| world.now >= until);
-            let invoked = self.history.now();
-            self.target.make_clone();
-            let returned = self.history.now();
-            self.contents.note_clone((invoked, returned), &mut self.target, &mut self.history);
-            self.seen.clones += 1;
+            self.make_clone();
         }
-        if profile == Profile::Everything {
+        if self.profile == Profile::Everything {
             self.forge();
         }
         for at in 0..others {
             let view = usize::from(cloned && (at == 0 || self.random.once_in(2)));
-            let client = self.client(view, requests);
-            self.clients.push(client);
+            self.initiators.add(view, requests, self.clock.now(), &mut self.random);
         }
-        self.troubles = troubles;
-        for (trouble, every) in troubles.timed() {
-            let at = self.now + self.random.below(2 * every);
-            self.due.push((at, trouble));
-        }
+        self.initiators.begin();
+        self.schedule.begin(troubles, self.clock.now(), &mut self.random);
     }
 
-    /// Somebody names a write as if it were another one; see [`Target::write_overlapping`].
+    /// A clone is made while the volume is written to.
+    fn make_clone(&mut self) {
+        let until = self.clock.now() + self.random.below(10 * MILLI);
+        self.run_until(|world| world.clock.now() >= until);
+        let invoked = self.history.now();
+        self.target.store.make_clone();
+        let returned = self.history.now();
+        self.contents.note_clone((invoked, returned), &mut self.target.store, &mut self.history);
+        self.seen.clones += 1;
+    }
+
+    /// Somebody names a write as if it were another one; see `ServedStore::write_overlapping`.
     fn forge(&mut self) {
-        let writes = [self.next_write + 1, self.next_write + 2];
-        self.next_write += 2;
+        let writes = [self.initiators.next_write(), self.initiators.next_write()];
         let invoked = [self.history.now(), self.history.now()];
-        let answered = self.target.write_overlapping(writes);
+        let answered = self.target.store.write_overlapping(writes);
         assert!(answered[0], "the first one is like any other");
         for at in 0..2 {
             let returned = Some(self.history.now()).filter(|_| answered[at]);
@@ -217,41 +199,18 @@ impl World {
         }
     }
 
-    fn client(&mut self, view: usize, requests: u64) -> Client {
-        let number = self.next_client;
-        self.next_client += 1;
-        let mut client = Client::new(number, view, self.random.fork(), self.blocks, self.setup.clone());
-        client.requests_left = requests;
-        client.retry_at = self.now + self.random.below(MILLI);
-        client
-    }
-
     /// Runs to the end and checks everything. What was seen on the way.
     pub(super) fn run(mut self) -> Seen {
-        let until = self.now + TROUBLED;
-        self.run_until(|world| world.clients.iter().all(Client::is_done) || world.now >= until);
+        let troubled = if self.profile == Profile::Leases { TROUBLED_WITH_LEASES } else { TROUBLED };
+        let until = self.clock.now() + troubled;
+        self.run_until(|world| world.initiators.are_done() || world.clock.now() >= until);
         self.heal();
-        self.run_until(|world| world.clients.iter().all(Client::is_done) && world.fencing.is_free());
-        if !self.is_over {
-            self.look_last();
-        }
-        for client in &mut self.clients {
+        self.run_until(|world| world.initiators.are_done() && world.fencing.is_free());
+        self.look_last();
+        for client in &mut self.initiators.clients {
             client.die(&mut self.history);
         }
-        self.seen.requests += self.history.operations.len() as u64;
-        self.seen.commands += self.target.commands;
-        self.seen.histories += 1;
-        self.seen.registers += self.history.registers_of(self.blocks).start;
-        self.seen.steps_of_a_call_max = self.target.steps_max;
-        self.seen.snapshots_checked += self.contents.snapshots_checked;
-        self.seen.fences += self.fencing.fences;
-        self.seen.failed_reads += self.history.failed_reads.len() as u64;
-        self.seen.halves += u64::from(self.history.has_halves);
-        for client in &self.clients {
-            let counters = client.machine.counters();
-            self.seen.resent += counters.commands_resent;
-            self.seen.replayed += counters.blocks_replayed;
-        }
+        self.count();
         match checker::check(&self.history) {
             Ok(undecided) => self.seen.undecided += undecided,
             Err(violation) => panic!("{violation}"),
@@ -259,96 +218,110 @@ impl World {
         self.seen
     }
 
-    /// Everybody reads everything, and then the target crashes once more.
+    /// Counts what is known at the end only.
+    fn count(&mut self) {
+        self.seen.requests += self.history.operations.len() as u64;
+        self.seen.commands += self.target.sessions.commands;
+        self.seen.histories += 1;
+        self.seen.registers += self.history.registers_of(self.initiators.setup().blocks).start;
+        self.seen.steps_of_a_call_max = self.target.store.steps_max;
+        self.seen.snapshots_checked += self.contents.snapshots_checked;
+        self.seen.fences += self.fencing.fences;
+        self.seen.failed_reads += self.history.failed_reads.len() as u64;
+        self.seen.halves += u64::from(self.history.has_halves);
+        self.seen.shared_leases += u64::from(self.initiators.setup().lease_use == LeaseUse::Shared);
+        (self.seen.leases_passed_on, self.seen.leases_taken_over) = self.initiators.let_in();
+        for client in &self.initiators.clients {
+            let counters = client.machine.counters();
+            self.seen.resent += counters.commands_resent;
+            self.seen.replayed += counters.blocks_replayed;
+        }
+    }
+
+    /// Everybody who is still there reads everything, and then the target crashes once more.
     fn look_last(&mut self) {
-        self.run_until(|world| world.clients.iter().all(|client| client.machine.is_attached()));
-        if self.is_over {
+        self.run_until(|world| world.initiators.are_attached());
+        if self.lifecycle.is_over() {
             return;
         }
-        for client in &mut self.clients {
-            client.read_all(&mut self.history);
+        for client in self.initiators.present() {
+            client.read_all(self.clock.now(), &mut self.history);
         }
-        self.run_until(|world| world.clients.iter().all(Client::is_quiet));
-        for client in &mut self.clients {
-            client.flush(&mut self.history);
+        self.run_until(|world| world.initiators.are_quiet());
+        for client in self.initiators.present() {
+            client.flush(self.clock.now(), &mut self.history);
         }
-        self.run_until(|world| world.clients.iter().all(Client::is_quiet));
+        self.run_until(|world| world.initiators.are_quiet());
         self.crash();
-        self.run_until(|world| world.phase == Phase::Serving);
+        self.run_until(|world| world.lifecycle.is_serving());
     }
 
     /// Nothing goes wrong from now on.
     fn heal(&mut self) {
-        self.is_healed = true;
-        for lease in self.clients.iter_mut().filter_map(|client| client.lease.as_mut()) {
-            lease.goes_away(0);
-        }
-        self.troubles = Troubles::default();
-        self.due.clear();
+        self.initiators.heal(self.clock.now());
+        self.schedule.heal();
         self.disk.set_failing_reads(0);
-        self.due.push((self.now, Trouble::Reservations));
-    }
-
-    fn instant(&self) -> Instant {
-        self.base + Duration::from_nanos(self.now)
+        self.schedule.add(self.clock.now(), Trouble::Reservations);
     }
 
     fn run_until(&mut self, done: impl Fn(&World) -> bool) {
-        let begun = self.now;
-        while !self.is_over && !done(self) {
+        let begun = self.clock.now();
+        while !self.lifecycle.is_over() && !done(self) {
             self.step();
-            if self.now - begun > PATIENCE {
-                let waiting: Vec<_> = self.clients.iter().map(|one| (one.number, one.machine.last_loss())).collect();
-                panic!("requests are not answered: {:?}, {waiting:?}", self.phase);
+            if self.clock.now() - begun > PATIENCE {
+                let clients = self.initiators.clients.iter();
+                let waiting: Vec<_> = clients.map(|one| (one.number, one.machine.last_loss())).collect();
+                panic!("requests are not answered: {:?}, {waiting:?}", self.lifecycle);
             }
         }
     }
 
     /// When something happens next.
     fn next(&self) -> Time {
-        let nanoseconds = |at: Instant| at.saturating_duration_since(self.base).as_nanos() as Time;
-        let clients = self.clients.iter().filter_map(|client| client.poll_timeout(self.base)).min();
-        let phase = match self.phase {
-            Phase::Down { until, .. } => Some(until),
-            Phase::Stopping => Some(self.now + 20 * MICRO),
-            Phase::Serving => self.closes_when_idle_at,
-        };
-        let target = self.target.poll_timeout().map(nanoseconds);
-        let trouble = self.due.iter().map(|(at, _)| *at).min();
-        let all = [self.network.next_arrival(), clients, phase, target, trouble, self.tick_at];
-        all.into_iter().flatten().min().unwrap_or(self.now + MILLI)
+        let now = self.clock.now();
+        let target = self.target.sessions.poll_timeout().map(|at| self.clock.time_of(at));
+        let all = [
+            self.network.next_arrival(),
+            self.initiators.next(&self.clock),
+            self.lifecycle.next(now),
+            target,
+            self.schedule.next(),
+            self.tick_at,
+        ];
+        all.into_iter().flatten().min().unwrap_or(now + MILLI)
     }
 
     fn step(&mut self) {
-        self.now = self.next().max(self.now + MICRO);
+        self.clock.advance(self.next());
+        let (now, instant) = (self.clock.now(), self.clock.instant());
         self.seen.steps += 1;
-        self.move_phase();
+        self.go_on_with_the_target();
         self.make_trouble();
         self.fencing.drive(&mut self.target, &mut self.history);
-        let now = self.instant();
-        for (id, end, arrival) in self.network.arrived(self.now) {
-            self.arrive(now, id, end, arrival);
+        for (id, end, arrival) in self.network.arrived(now) {
+            self.arrive(instant, id, end, arrival);
         }
-        for at in 0..self.clients.len() {
-            self.drive_client(now, at);
+        for at in 0..self.initiators.clients.len() {
+            self.drive_client(instant, at);
         }
-        self.target.handle_timeout(now);
-        for output in self.target.drive(now) {
+        self.target.handle_timeout(instant);
+        for output in self.target.drive(instant) {
             match output {
-                Output::Bytes(id, bytes) => self.network.send(self.now, id, End::Target, bytes),
-                Output::Close(id) => self.network.close(self.now, id, End::Target),
+                Output::Bytes(id, bytes) => self.network.send(now, id, End::Target, bytes),
+                Output::Close(id) => self.network.close(now, id, End::Target),
             }
         }
-        self.contents.take_snapshots(&mut self.target, &mut self.history);
-        self.tick_at = self.target.is_working().then(|| self.now + 5 * MICRO + self.random.below(200 * MICRO));
+        self.contents.take_snapshots(&mut self.target.store, &mut self.history);
+        let is_working = self.target.store.is_working();
+        self.tick_at = is_working.then(|| now + 5 * MICRO + self.random.below(200 * MICRO));
     }
 
     fn arrive(&mut self, now: Instant, id: u64, end: End, arrival: Arrival) {
         match (end, arrival) {
-            (End::Target, Arrival::Bytes(bytes)) => self.target.handle_input(now, id, &bytes),
-            (End::Target, Arrival::Closed) => self.target.handle_closed(now, id),
+            (End::Target, Arrival::Bytes(bytes)) => self.target.sessions.handle_input(now, id, &bytes),
+            (End::Target, Arrival::Closed) => self.target.sessions.handle_closed(now, id),
             (End::Initiator, arrival) => {
-                let Some(client) = self.clients.iter_mut().find(|client| client.connection == Some(id)) else { return };
+                let Some(client) = self.initiators.of_connection(id) else { return };
                 match arrival {
                     Arrival::Bytes(bytes) => client.machine.handle_input(now, &bytes),
                     Arrival::Closed => client.machine.connection_lost(now),
@@ -357,143 +330,131 @@ impl World {
         }
     }
 
-    fn drive_client(&mut self, now: Instant, at: usize) {
-        let is_serving = self.phase == Phase::Serving;
-        let client = &mut self.clients[at];
-        client.machine.handle_timeout(now);
-        client.take_answers(&mut self.history);
-        if self.lends_keys && client.machine.is_attached() {
-            let lease =
-                client.lease.get_or_insert_with(|| Lease::new(self.key_server.clone(), self.now, &mut self.random));
-            self.seen.leases_ended += u64::from(lease.handle_timeout(self.now, &mut client.machine));
+    fn drive_client(&mut self, instant: Instant, at: usize) {
+        let now = self.clock.now();
+        let is_ended = self.initiators.work(at, &self.clock, &mut self.history, &mut self.random);
+        self.seen.leases_ended += u64::from(is_ended);
+        if self.initiators.has_lost(at) {
+            return self.replace_client(at);
         }
-        while client.next_request().is_some_and(|at| at <= self.now) {
-            client.request(self.now, &mut self.history, &mut self.next_write);
+        let client = &self.initiators.clients[at];
+        if let Some(id) = client.connection.id.filter(|_| !client.machine.is_connected()) {
+            self.initiators.disconnected(at, now, &mut self.random);
+            self.network.close(now, id, End::Initiator);
         }
-        if let Some(id) = client.connection.filter(|_| !client.machine.is_connected()) {
-            assert!(!client.machine.is_refused(), "initiator {}: {:?}", client.number, client.machine.last_loss());
-            client.connection = None;
-            client.retry_at = self.now + 50 * MICRO + self.random.below(3 * MILLI);
-            self.network.close(self.now, id, End::Initiator);
-        }
-        if client.connection.is_none() && client.retry_at <= self.now {
-            client.retry_at = self.now + 200 * MICRO + self.random.below(3 * MILLI);
-            if is_serving {
-                self.connect(now, at);
+        let client = &mut self.initiators.clients[at];
+        if client.connection.id.is_none() && !client.is_leaving() && client.connection.retry_at <= now {
+            client.connection.retry_at = now + 200 * MICRO + self.random.below(3 * MILLI);
+            if self.lifecycle.is_serving() {
+                self.connect(instant, at);
             }
         }
-        let client = &mut self.clients[at];
+        let client = &mut self.initiators.clients[at];
         client.take_answers(&mut self.history);
         let mut bytes = Vec::new();
         loop {
-            let made = client.machine.poll_transmit(now);
+            let made = client.machine.poll_transmit(instant);
             if made.is_empty() {
                 break;
             }
             bytes.extend(made.iter().flat_map(|buffer| buffer.iter().copied()));
         }
-        if let Some(id) = client.connection
+        if let Some(id) = client.connection.id
             && !bytes.is_empty()
         {
-            self.network.send(self.now, id, End::Initiator, bytes);
+            self.network.send(now, id, End::Initiator, bytes);
         }
     }
 
     fn connect(&mut self, now: Instant, at: usize) {
         // The target opens its volume at the first login.
-        if let Err(error) = self.target.open() {
+        if let Err(error) = self.target.store.open() {
             self.not_opened(&error);
             return;
         }
         self.set_disk_faults(false);
-        self.closes_when_idle_at = None;
+        self.lifecycle.used();
         let id = self.network.connect();
         let mut exporter = [0; 32];
         exporter[..8].copy_from_slice(&id.to_be_bytes());
-        let keys = || ChannelKeys::new(exporter, self.setup.scheme);
+        let keys = || ChannelKeys::new(exporter, self.initiators.setup().scheme);
         let node = |number: u64| {
             let mut bytes = [0; PublicKey::BYTES];
             bytes[..8].copy_from_slice(&number.to_be_bytes());
             PublicKey::from_bytes(bytes)
         };
-        let client = &mut self.clients[at];
         let options = LinkOptions { setup_timeout: Duration::from_millis(200), ..LinkOptions::default() };
         let ours = Link::simulated(Role::Initiator, keys(), node(0), options.clone(), now);
-        let theirs = Link::simulated(Role::Target, keys(), node(client.number), options, now);
-        client.connection = Some(id);
+        let client_node = node(self.initiators.clients[at].number);
+        let theirs = Link::simulated(Role::Target, keys(), client_node, options, now);
+        let client = &mut self.initiators.clients[at];
+        client.connection.id = Some(id);
         client.machine.connected(now, ours);
-        self.target.accept(id, theirs, node(client.number));
+        self.target.sessions.accept(id, theirs, client_node);
         self.seen.connections += 1;
     }
 
     /// The store does not open now: the disk fails to read, or it is damaged and never will.
     fn not_opened(&mut self, error: &StoreError) {
-        if self.troubles.failing_reads {
+        if self.schedule.troubles().failing_reads {
             self.seen.openings_failed += 1;
             return;
         }
-        assert!(self.is_damaged, "the store does not open: {error}");
+        assert!(self.lifecycle.refused(), "the store does not open: {error}");
         self.seen.refused_openings += 1;
-        self.is_over = true;
     }
 
     fn set_disk_faults(&mut self, opening: bool) {
-        let failing = opening && self.troubles.failing_reads && self.random.once_in(2);
+        let failing = opening && self.schedule.troubles().failing_reads && self.random.once_in(2);
         self.disk.set_failing_reads(if failing { 8 + self.random.below(60) } else { 0 });
     }
 
-    fn move_phase(&mut self) {
-        if self.phase == Phase::Stopping {
-            // Those too that were logging in.
-            self.target.end_all_sessions();
+    /// The target closes its store, or begins again, if it is time to.
+    fn go_on_with_the_target(&mut self) {
+        if self.lifecycle.is_stopping() {
+            self.target.sessions.end_all();
         }
-        match self.phase {
-            Phase::Stopping if self.target.is_idle() || !self.target.is_open() => {
+        let (now, idle_close) = (self.clock.now(), self.schedule.troubles().idle_close);
+        match self.lifecycle.due(now, &self.target, idle_close, &mut self.random) {
+            Some(Transition::Close { stops }) => {
                 self.close_store();
-                let until = self.now + self.random.below(2 * MILLI);
-                self.phase = Phase::Down { until, crashed: false };
-            }
-            Phase::Down { until, crashed } if until <= self.now => {
-                self.set_disk_faults(true);
-                if crashed {
-                    if let Err(error) = self.target.open() {
-                        self.not_opened(&error);
-                        self.phase = Phase::Down { until: self.now + MILLI, crashed };
-                        return;
-                    }
-                    self.set_disk_faults(false);
-                    self.contents.look_around(&mut self.target, &self.disk, &mut self.history);
-                }
-                self.phase = Phase::Serving;
-            }
-            Phase::Serving if self.closes_when_idle_at.is_some_and(|at| at <= self.now) => {
-                self.closes_when_idle_at = None;
-                if self.target.is_idle() {
-                    self.close_store();
+                if stops {
+                    self.lifecycle.stopped(now, &mut self.random);
                 }
             }
-            Phase::Serving
-                if self.troubles.idle_close && self.target.is_idle() && self.closes_when_idle_at.is_none() =>
-            {
-                self.closes_when_idle_at = Some(self.now + self.random.below(MILLI));
-            }
-            _ => {}
+            Some(Transition::Begin { crashed }) => self.begin_again(crashed),
+            None => {}
         }
     }
 
+    /// The target begins again.
+    fn begin_again(&mut self, crashed: bool) {
+        self.set_disk_faults(true);
+        if crashed {
+            if let Err(error) = self.target.store.open() {
+                self.not_opened(&error);
+                return self.lifecycle.not_begun(self.clock.now());
+            }
+            self.set_disk_faults(false);
+            self.contents.look_around(&mut self.target.store, &self.disk, &mut self.history);
+        }
+        self.lifecycle.begun();
+    }
+
     fn close_store(&mut self) {
-        let is_whole = self.target.close_store();
+        let is_whole = self.target.store.close();
         self.seen.orderly_closes += 1;
-        if is_whole && self.troubles.rots_anywhere && self.random.once_in(4) {
-            self.contents.rot_anywhere(self.blocks, &self.disk, &mut self.history, &mut self.random);
+        if is_whole && self.schedule.troubles().rots_anywhere && self.random.once_in(4) {
+            let blocks = self.initiators.setup().blocks;
+            self.contents.rot_anywhere(blocks, &self.disk, &mut self.history, &mut self.random);
             self.seen.rotten_blocks += 1;
-            self.is_damaged = true;
+            self.lifecycle.damage();
         }
         self.set_disk_faults(true);
     }
 
     fn crash(&mut self) {
-        if matches!(self.phase, Phase::Down { crashed: true, .. }) {
+        if self.lifecycle.is_crashed() {
             return;
         }
         let at = self.history.now();
@@ -501,64 +462,98 @@ impl World {
         self.target.crash();
         self.fencing.target_crashed();
         self.disk.crash();
-        self.network.target_crashed(self.now);
+        self.network.target_crashed(self.clock.now());
         self.seen.crashes += 1;
-        let until = self.now + self.random.below(3 * MILLI);
-        self.phase = Phase::Down { until, crashed: true };
+        self.lifecycle.crash(self.clock.now(), &mut self.random);
     }
 
     fn make_trouble(&mut self) {
-        let (due, later): (Vec<_>, Vec<_>) = self.due.iter().partition(|(at, _)| *at <= self.now);
-        self.due = later;
-        for (_, trouble) in due {
-            self.cause(trouble);
-            if let Some((_, every)) = self.troubles.timed().find(|(one, _)| *one == trouble) {
-                self.due.push((self.now + self.random.below(2 * every), trouble));
+        let now = self.clock.now();
+        for trouble in self.schedule.take_due(now) {
+            match trouble {
+                Trouble::Cut | Trouble::Silence | Trouble::Damage => self.disturb_network(trouble),
+                Trouble::Death | Trouble::Partition | Trouble::KeyServerAway => self.disturb_initiator(trouble),
+                _ => self.disturb_target(trouble),
+            }
+            self.schedule.repeat(trouble, now, &mut self.random);
+        }
+    }
+
+    fn disturb_network(&mut self, trouble: Trouble) {
+        let open = self.network.open();
+        if open.is_empty() {
+            return;
+        }
+        let id = open[self.random.below(open.len() as u64) as usize];
+        match trouble {
+            Trouble::Cut => {
+                self.network.cut(self.clock.now(), id);
+                self.seen.cuts += 1;
+            }
+            Trouble::Silence => {
+                self.network.silence(id);
+                self.seen.silences += 1;
+            }
+            _ => {
+                self.network.damage(id);
+                self.seen.damages += 1;
             }
         }
     }
 
-    fn cause(&mut self, trouble: Trouble) {
-        let open = self.network.open();
-        let connection = (!open.is_empty()).then(|| open[self.random.below(open.len() as u64) as usize]);
-        match (trouble, connection) {
-            (Trouble::Cut, Some(id)) => {
-                self.network.cut(self.now, id);
-                self.seen.cuts += 1;
-            }
-            (Trouble::Silence, Some(id)) => {
-                self.network.silence(id);
-                self.seen.silences += 1;
-            }
-            (Trouble::Damage, Some(id)) => {
-                self.network.damage(id);
-                self.seen.damages += 1;
-            }
-            (Trouble::Crash, _) => self.crash(),
-            (Trouble::Restart, _) if self.phase == Phase::Serving => {
-                self.target.end_all_sessions();
-                self.phase = Phase::Stopping;
+    fn disturb_initiator(&mut self, trouble: Trouble) {
+        let now = self.clock.now();
+        if trouble == Trouble::KeyServerAway {
+            return self.initiators.lose_key_server(now, &mut self.random);
+        }
+        let at = self.initiators.any(&mut self.random);
+        if trouble == Trouble::Death {
+            return self.replace_client(at);
+        }
+        self.initiators.partition(at, now, &mut self.random);
+        if let Some(id) = self.initiators.clients[at].connection.id {
+            self.network.cut(now, id);
+        }
+        self.seen.partitions += 1;
+    }
+
+    /// An initiator dies, and another one takes its place.
+    fn replace_client(&mut self, at: usize) {
+        if let Some(id) = self.initiators.clients[at].connection.id {
+            self.network.cut(self.clock.now(), id);
+        }
+        self.initiators.replace(at, self.clock.now(), &mut self.history, &mut self.random);
+        self.seen.deaths += 1;
+    }
+
+    fn disturb_target(&mut self, trouble: Trouble) {
+        match trouble {
+            Trouble::Crash => self.crash(),
+            Trouble::Restart if self.lifecycle.is_serving() => {
+                self.target.sessions.end_all();
+                self.lifecycle.stop();
                 self.seen.restarts += 1;
             }
-            (Trouble::Reset, _) => {
+            Trouble::Reset => {
                 self.target.reset();
                 self.seen.resets += 1;
             }
-            (Trouble::Abort, _) => {
+            Trouble::Abort => {
                 self.target.clear_task_set();
                 self.seen.aborts += 1;
             }
-            (Trouble::EndSession, _) => self.target.end_session(),
-            (Trouble::Death, _) => self.replace_client(),
-            (Trouble::KeyServerAway, _) => self.lose_key_server(),
-            (Trouble::KeyEpoch, _) => self.seen.key_epochs += u64::from(self.key_server.begin_epoch()),
-            (Trouble::Idle, _) => self.target.idle(),
-            (Trouble::Snapshots, _) => {
-                let changed = self.contents.change_snapshots(&mut self.target, &mut self.history, &mut self.random);
+            Trouble::EndSession => self.target.sessions.end_one(&mut self.random),
+            Trouble::KeyEpoch => {
+                self.seen.key_epochs += u64::from(self.initiators.setup().key_server.begin_epoch());
+            }
+            Trouble::Idle => self.target.store.idle(),
+            Trouble::Snapshots => {
+                let store = &mut self.target.store;
+                let changed = self.contents.change_snapshots(store, &mut self.history, &mut self.random);
                 self.seen.snapshot_changes += u64::from(changed);
             }
-            (Trouble::Reservations, _) => self.change_reservations(),
-            (Trouble::Rot, _) => {
+            Trouble::Reservations => self.change_reservations(),
+            Trouble::Rot => {
                 let hit = self.contents.rot(&self.disk, &mut self.history, &mut self.random);
                 self.seen.rotten_blocks += u64::from(hit);
             }
@@ -566,35 +561,14 @@ impl World {
         }
     }
 
-    /// An initiator dies, and another one takes its place.
-    fn replace_client(&mut self) {
-        let at = self.random.below(self.clients.len() as u64) as usize;
-        self.clients[at].die(&mut self.history);
-        if let Some(id) = self.clients[at].connection {
-            self.network.cut(self.now, id);
-        }
-        let Client { requests_left, view, .. } = self.clients[at];
-        self.clients[at] = self.client(view, requests_left);
-        self.seen.deaths += 1;
-    }
-
-    /// An initiator does not reach the key server for a while.
-    fn lose_key_server(&mut self) {
-        let until = self.now + self.random.below(40 * MILLI);
-        let at = self.random.below(self.clients.len() as u64) as usize;
-        if let Some(lease) = &mut self.clients[at].lease {
-            lease.goes_away(until);
-        }
-    }
-
-    /// Who uses the volume keeps others out, or lets them in again.
+    /// The users of the volume fence one another, or lets them in again.
     fn change_reservations(&mut self) {
-        let users = self.clients.iter().filter(|client| client.view == 0 && self.target.has_session(client.number));
-        let users: Vec<u64> = users.map(|client| client.number).collect();
-        let ends = self.is_healed;
+        let of_volume = self.initiators.clients.iter().filter(|client| client.view == 0).map(|client| client.number);
+        let users: Vec<u64> = of_volume.filter(|number| self.target.has_session(*number)).collect();
+        let ends = self.schedule.is_healed();
         self.fencing.change(&users, ends, &mut self.random);
         if ends && !self.fencing.is_free() {
-            self.due.push((self.now + MILLI, Trouble::Reservations));
+            self.schedule.add(self.clock.now() + MILLI, Trouble::Reservations);
         }
     }
 }

@@ -1,14 +1,11 @@
-//! Persistent reservations, asked for at the unit as an application on an initiator's node does, beside what the initiator itself asks for.
+//! Persistent reservations, asked for at the unit as an application on an initiator's node does, beside the initiator's own requests.
 
 use strongroom_block::Buffer;
+use strongroom_scsi::opcode;
 use strongroom_scsi::transport::target::{Command, Response, TaskId, WriteSegment};
 use strongroom_scsi::transport::{Direction, Lun, Parameters, TaskAttribute};
-use strongroom_scsi::{NexusId, opcode};
 
-use super::{Target, Verdict};
-use crate::system::client::isid_of;
-
-/// Tasks from here on are none of a session's.
+/// Tasks from here on belong to no session.
 const TASKS: u64 = 1 << 63;
 
 /// A service action of PERSISTENT RESERVE OUT. The key of an initiator is its number.
@@ -24,37 +21,28 @@ pub(in crate::system) enum Reserve {
     Clear,
 }
 
-/// What became of one.
+/// The outcome of one.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::system) struct Reserved {
-    /// What [`Target::reserve`] returned.
+    /// What [`Reservations::command`] returned.
     pub(in crate::system) ticket: u64,
     /// Whether it was done. If not, it was not.
     pub(in crate::system) is_done: bool,
 }
 
-impl Target {
-    fn session_of(&self, initiator: u64) -> Option<u64> {
-        let nexus = NexusId {
-            initiator_name: format!("iqn.2026-11.org.strongroom:simulation.{initiator}").into(),
-            isid: isid_of(initiator),
-            target_portal_group: 1,
-        };
-        let session = self.units.first()?.session_of(&nexus)?;
-        self.sessions.get(&session).is_some_and(|one| !one.machine.is_closed()).then_some(session)
-    }
+/// Requests that change reservations.
+#[derive(Debug, Default)]
+pub(in crate::system) struct Reservations {
+    next_ticket: u64,
+    ended: Vec<Reserved>,
+}
 
-    /// Whether an initiator has a session with the volume.
-    pub(in crate::system) fn has_session(&self, initiator: u64) -> bool {
-        self.session_of(initiator).is_some()
-    }
-
-    /// Has an initiator's node change the reservations of the volume; `None`: it has no session. The answer comes from
-    /// [`Target::take_reserved`].
-    pub(in crate::system) fn reserve(&mut self, initiator: u64, what: Reserve) -> Option<u64> {
-        let session = self.session_of(initiator)?;
-        let ticket = self.next_reserve;
-        self.next_reserve += 1;
+impl Reservations {
+    /// The command by which an initiator's node changes the reservations of the volume, and its ticket; the outcome comes from
+    /// [`Reservations::take_ended`].
+    pub(super) fn command(&mut self, initiator: u64, what: Reserve) -> (u64, Command) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
         let (action, kind, own, other) = match what {
             Reserve::Register => (opcode::SA_PR_REGISTER_AND_IGNORE, 0, 0, initiator),
             Reserve::Hold(kind) => (opcode::SA_PR_RESERVE, kind, initiator, 0),
@@ -78,30 +66,19 @@ impl Target {
             immediate: false,
             data: vec![WriteSegment { offset: 0, data, records: None }],
         };
-        match self.units[0].submit(session, command, 0) {
-            Verdict::Answer(response) => self.note_reserved(ticket, Some(&response)),
-            Verdict::Later => {}
-            Verdict::Violation(what) => panic!("a reservation breaks the frame discipline: {what}"),
-        }
-        Some(ticket)
+        (ticket, command)
     }
 
-    /// What has become of reservations since the last call.
-    pub(in crate::system) fn take_reserved(&mut self) -> Vec<Reserved> {
-        std::mem::take(&mut self.reserved)
+    /// What has ended since the last call.
+    pub(in crate::system) fn take_ended(&mut self) -> Vec<Reserved> {
+        std::mem::take(&mut self.ended)
     }
 
     /// Takes the end of a task that changed reservations; whether it was one.
-    pub(super) fn is_reserved(&mut self, task: TaskId, response: Option<&Response>) -> bool {
-        let ticket = task.0.checked_sub(TASKS);
-        if let Some(ticket) = ticket {
-            self.note_reserved(ticket, response);
-        }
-        ticket.is_some()
-    }
-
-    fn note_reserved(&mut self, ticket: u64, response: Option<&Response>) {
+    pub(super) fn take(&mut self, task: TaskId, response: Option<&Response>) -> bool {
+        let Some(ticket) = task.0.checked_sub(TASKS) else { return false };
         let is_done = response.is_some_and(|response| response.status == 0);
-        self.reserved.push(Reserved { ticket, is_done });
+        self.ended.push(Reserved { ticket, is_done });
+        true
     }
 }

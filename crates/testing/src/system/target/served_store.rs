@@ -1,28 +1,56 @@
-//! What is done at the target's side beside all sessions: a clone, snapshots, and a look at what the blocks hold.
+//! The store on the simulated disk and the units that serve its views, with what is asked of the store beside all sessions: a clone,
+//! snapshots, and a look at what the blocks hold.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
-use strongroom_block::{AttachId, BlockSize, Buffer, CryptoCounters, HoleRecord, Lba, Stamp, VolumeId};
+use strongroom_block::{AttachId, BlockSize, Buffer, CryptoCounters, Geometry, HoleRecord, Lba, Stamp, VolumeId};
+use strongroom_scsi::transport::target::Command;
 use strongroom_seal::{SealContext, VolumeSealer};
-use strongroom_store::{BranchId, Extent, Op, OpError, Origin, Outcome, SnapshotId, View};
-use strongroom_target::machine::{Memory, Unit};
+use strongroom_store::{
+    BranchId, CreateOptions, Extent, Op, OpError, OpenOptions, Origin, Outcome, Planted, SnapshotId, Store, StoreError,
+    StoreId, View, steps_taken,
+};
+use strongroom_target::Volume;
+use strongroom_target::machine::{Finished, Memory, Unit, Verdict, create_options, sealed_volume};
 
-use super::{BLOCK_BYTES, DOMAIN, Target, VIEWS, volume};
-use crate::system::content::{self, HALVES};
+use crate::system::content;
 use crate::system::history::{Moment, Value};
 use crate::system::keys::KeyServer;
+use crate::system::layout::{BLOCK_BYTES, DOMAIN, HALVES, VIEWS};
+use crate::{Random, SimDisk};
 
+/// Steps that one call of a unit may take in the store: work in proportion to the volume is done in slices.
+const STEPS_MAX: u64 = 12_000;
 /// The snapshot that the clone is made from.
 const FIRST: &str = "first";
 /// Blocks of one request that fills what nobody looks at.
 const FILLED_AT_ONCE: u64 = 256;
+
+/// What the simulation wants of a store.
+#[derive(Clone, Debug)]
+pub(in crate::system) struct Settings {
+    /// Blocks that initiators use.
+    pub(in crate::system) blocks: u64,
+    /// Blocks behind them, which nobody looks at.
+    pub(in crate::system) more_blocks: u64,
+    /// A fault that is planted in the store.
+    pub(in crate::system) planted: Planted,
+    /// Whose keys seal what the target writes by itself.
+    pub(in crate::system) key_server: KeyServer,
+    /// A planted fault: persistent reservations do not survive a crash.
+    pub(in crate::system) forgets_reservations: bool,
+    /// Another one: writer leases do not.
+    pub(in crate::system) forgets_leases: bool,
+}
 
 /// What a block holds, as the store has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::system) struct Sighted {
     /// Its halves.
     pub(in crate::system) values: [Value; HALVES as usize],
-    /// Its data as it lies on the disk; `None`: it is a hole.
+    /// Its data as it is on the disk; `None`: it is a hole.
     pub(in crate::system) ciphertext: Option<Vec<u8>>,
 }
 
@@ -33,9 +61,148 @@ pub(in crate::system) struct TakenSnapshot {
     pub(in crate::system) invoked: Moment,
 }
 
-impl Target {
+/// The store and its units.
+pub(in crate::system) struct ServedStore {
+    disk: SimDisk,
+    settings: Settings,
+    random: Random,
+    /// One for each view; none while the store is closed.
+    units: Vec<Unit>,
+    memory: Memory,
+    clone_memory: Memory,
+    finished: Vec<Finished>,
+    /// Snapshots that were asked for and not answered, by token.
+    asked_snapshots: BTreeMap<u64, Moment>,
+    /// Those that were answered since they were asked for last.
+    taken_snapshots: Vec<TakenSnapshot>,
+    next_own: u64,
+    /// The most steps of one call of a unit.
+    pub(in crate::system) steps_max: u64,
+}
+
+fn volume(settings: &Settings, view: usize) -> Volume {
+    let block_size = BlockSize::new(BLOCK_BYTES as u64).expect("possible");
+    let blocks = settings.blocks + settings.more_blocks;
+    sealed_volume(VIEWS[view], Geometry { block_size, blocks }, DOMAIN)
+}
+
+impl ServedStore {
+    /// A new volume, not formatted yet; its store is closed.
+    pub(super) fn new(disk: SimDisk, settings: Settings, mut random: Random) -> ServedStore {
+        let mut options: CreateOptions = create_options(&volume(&settings, 0));
+        options.segment_bytes = [64 << 10, 64 << 10, 256 << 10][random.below(3) as usize];
+        options.retention_percent = [10, 100][random.below(2) as usize];
+        options.store_id = Some(StoreId([8; 16]));
+        Store::create_on(Box::new(disk.backend(true)), &options).expect("the disk is new");
+        ServedStore {
+            disk,
+            settings,
+            random,
+            units: Vec::new(),
+            memory: Memory::default(),
+            clone_memory: Memory::default(),
+            finished: Vec::new(),
+            asked_snapshots: BTreeMap::new(),
+            taken_snapshots: Vec::new(),
+            next_own: 1 << 32,
+            steps_max: 0,
+        }
+    }
+
+    /// Opens the store unless it is open.
+    ///
+    /// # Errors
+    /// What the store says: the disk may fail to read.
+    pub(in crate::system) fn open(&mut self) -> Result<(), StoreError> {
+        if self.is_open() {
+            return Ok(());
+        }
+        let options = OpenOptions {
+            open_id: Some(self.random.number()),
+            planted: self.settings.planted,
+            checkpoint_log_bytes: [None, Some(self.random.below(20_000)), Some(100_000)][self.random.below(3) as usize],
+            append_unit_bytes_max: [12 << 10, 264 << 10][self.random.below(2) as usize],
+            data_cache_bytes: if self.random.once_in(2) { 0 } else { 64 << 10 },
+            clock_seconds: || 1_700_000_000,
+            ..OpenOptions::default()
+        };
+        let store = Store::open_on(Box::new(self.disk.backend(false)), &options, Arc::new(|| {}))?;
+        self.units = vec![Unit::new(volume(&self.settings, 0), store, &self.memory)];
+        self.serve_clone();
+        Ok(())
+    }
+
+    pub(in crate::system) fn is_open(&self) -> bool {
+        !self.units.is_empty()
+    }
+
+    /// Whether the store is open and its units have nothing to do.
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_open() && self.units.iter().all(Unit::is_idle)
+    }
+
+    /// Closes the store in order. What the units have in flight is finished first. Whether that went well.
+    pub(in crate::system) fn close(&mut self) -> bool {
+        // The last handle takes the store.
+        let store = self.units.drain(..).rev().fold(None, |_, unit| unit.into_store());
+        // A store whose disk has failed cannot; it will be opened as after a crash.
+        store.is_some_and(|store| store.close().is_ok())
+    }
+
+    /// The process is gone, with everything that it had in memory.
+    pub(super) fn crash(&mut self) {
+        self.units.clear();
+        self.finished.clear();
+        self.asked_snapshots.clear();
+        for memory in [&self.memory, &self.clone_memory] {
+            if self.settings.forgets_reservations {
+                memory.forget_reservations();
+            }
+            if self.settings.forgets_leases {
+                memory.forget_leases();
+            }
+        }
+    }
+
+    /// The unit of a view, if the store is open and has it.
+    pub(super) fn unit(&mut self, view: usize) -> Option<&mut Unit> {
+        self.units.get_mut(view)
+    }
+
+    /// Writer leases count from this time.
+    pub(super) fn tick(&mut self, now: Instant) {
+        self.units.iter_mut().for_each(|unit| unit.tick(now));
+    }
+
+    /// A command of a session for a view.
+    pub(super) fn submit(&mut self, view: usize, session: u64, command: Command, blocks_max: usize) -> Verdict {
+        let unit = self.units.get_mut(view).expect("sessions end before their store is closed");
+        counted(&mut self.steps_max, || unit.submit(session, command, blocks_max))
+    }
+
+    /// Moves every unit forward; the commands that have ended.
+    pub(super) fn poll(&mut self) -> Vec<Finished> {
+        for unit in &mut self.units {
+            counted(&mut self.steps_max, || unit.poll(&mut self.finished));
+        }
+        self.take_own_answers();
+        std::mem::take(&mut self.finished)
+    }
+
+    /// Whether the store works on something: it is to be polled again soon.
+    pub(in crate::system) fn is_working(&self) -> bool {
+        self.units.first().is_some_and(|unit| unit.ios_in_flight() > 0) || self.units.iter().any(Unit::has_mail)
+    }
+
+    /// Lets the store tidy up.
+    pub(in crate::system) fn idle(&mut self) {
+        if let Some(unit) = self.units.first_mut() {
+            unit.idle();
+        }
+    }
+
     /// Serves the clone, if there is one.
-    pub(super) fn serve_clone(&mut self) {
+    fn serve_clone(&mut self) {
         let clone = self.units[0].branches().into_iter().find(|branch| branch.id != BranchId::VOLUME);
         if let Some(clone) = clone {
             let unit = self.units[0].of_view(volume(&self.settings, 1), View::Head(clone.id), &self.clone_memory);
@@ -74,7 +241,7 @@ impl Target {
     }
 
     /// Answers to what was asked beside all sessions, and nobody waits for.
-    pub(super) fn take_own_answers(&mut self) {
+    fn take_own_answers(&mut self) {
         let answers: Vec<_> = self.units.iter_mut().flat_map(Unit::poll_own).collect();
         for (token, outcome) in answers {
             self.own_answer(token, outcome);
@@ -129,7 +296,7 @@ impl Target {
         [write(writes[0], 1), write(writes[1], 2)]
     }
 
-    /// Asks for a snapshot, while others write; `None`: the volume is closed. [`Target::take_snapshots`] tells when it is taken.
+    /// Asks for a snapshot, while others write; `None`: the volume is closed. [`ServedStore::take_snapshots`] tells when it is taken.
     pub(in crate::system) fn ask_for_snapshot(&mut self, invoked: Moment) {
         if self.is_open() {
             let token = self.own_token();
@@ -197,6 +364,16 @@ impl Target {
         }
         found
     }
+}
+
+/// Counts the steps of one call of a unit.
+fn counted<T>(steps_max: &mut u64, call: impl FnOnce() -> T) -> T {
+    let before = steps_taken();
+    let result = call();
+    let steps = steps_taken() - before;
+    *steps_max = steps.max(*steps_max);
+    assert!(steps <= STEPS_MAX, "one call of a unit took {steps} steps in the store: it is to be done in slices");
+    result
 }
 
 fn sight(block: u64, extent: Extent, sealer: &VolumeSealer) -> Sighted {

@@ -1,0 +1,22 @@
+//! What both ends of the simulation know of the volume: its views, its blocks, and the names of its initiators.
+
+use strongroom_block::SealingDomain;
+
+/// The names of the volume and of its clone: the views that initiators use.
+pub(super) const VIEWS: [&str; 2] = ["vault", "clone"];
+/// Bytes of a block.
+pub(super) const BLOCK_BYTES: usize = 512;
+/// The domain that blocks are sealed for.
+pub(super) const DOMAIN: SealingDomain = SealingDomain([9; 16]);
+/// Halves of a block: a write of a part of a block writes one of them.
+pub(super) const HALVES: u64 = 2;
+
+/// The iSCSI name of an initiator.
+pub(super) fn initiator_name(number: u64) -> String {
+    format!("iqn.2026-11.org.strongroom:simulation.{number}")
+}
+
+/// The ISID of an initiator's sessions.
+pub(super) fn isid_of(number: u64) -> [u8; 6] {
+    [0x80, 0, 0, 0, (number >> 8) as u8, number as u8]
+}

@@ -1,0 +1,137 @@
+//! Whether the target runs, and whether its store is open. Decides when it closes and begins again; the world does it.
+
+use super::clock::{MICRO, MILLI, Time};
+use super::target::Target;
+use crate::Random;
+
+/// Where the target is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// It ends its sessions, and then its store.
+    Stopping,
+    /// It begins at this time; after a crash its blocks are checked.
+    Down {
+        until: Time,
+        crashed: bool,
+    },
+}
+
+/// What is to be done with the target now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transition {
+    /// Close the store in order. `stops`: the target restarts, so [`Lifecycle::stopped`] follows.
+    Close { stops: bool },
+    /// Begin; [`Lifecycle::begun`] or [`Lifecycle::not_begun`] follows.
+    Begin { crashed: bool },
+}
+
+/// The life of the target.
+#[derive(Debug)]
+pub(super) struct Lifecycle {
+    phase: Phase,
+    closes_when_idle_at: Option<Time>,
+    /// The disk was damaged anywhere: the store need not open.
+    is_damaged: bool,
+    /// It did not.
+    is_over: bool,
+}
+
+impl Lifecycle {
+    /// A target that runs.
+    pub(super) fn new() -> Lifecycle {
+        Lifecycle { phase: Phase::Serving, closes_when_idle_at: None, is_damaged: false, is_over: false }
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        self.phase == Phase::Serving
+    }
+
+    /// Whether the damaged store did not open, so that the history has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Whether it ends its sessions: those too that are logging in.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.phase == Phase::Stopping
+    }
+
+    /// Whether it has crashed and not begun again.
+    pub(super) fn is_crashed(&self) -> bool {
+        matches!(self.phase, Phase::Down { crashed: true, .. })
+    }
+
+    /// When it is to be looked at next.
+    pub(super) fn next(&self, now: Time) -> Option<Time> {
+        match self.phase {
+            Phase::Down { until, .. } => Some(until),
+            Phase::Stopping => Some(now + 20 * MICRO),
+            Phase::Serving => self.closes_when_idle_at,
+        }
+    }
+
+    /// What is due. `idle_close`: a target that nobody uses closes its store.
+    pub(super) fn due(
+        &mut self,
+        now: Time,
+        target: &Target,
+        idle_close: bool,
+        random: &mut Random,
+    ) -> Option<Transition> {
+        match self.phase {
+            Phase::Stopping if target.is_idle() || !target.store.is_open() => Some(Transition::Close { stops: true }),
+            Phase::Down { until, crashed } if until <= now => Some(Transition::Begin { crashed }),
+            Phase::Serving if self.closes_when_idle_at.is_some_and(|at| at <= now) => {
+                self.closes_when_idle_at = None;
+                target.is_idle().then_some(Transition::Close { stops: false })
+            }
+            Phase::Serving if idle_close && target.is_idle() && self.closes_when_idle_at.is_none() => {
+                self.closes_when_idle_at = Some(now + random.below(MILLI));
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// It ends its sessions, closes its store and begins again.
+    pub(super) fn stop(&mut self) {
+        self.phase = Phase::Stopping;
+    }
+
+    /// Its store is closed.
+    pub(super) fn stopped(&mut self, now: Time, random: &mut Random) {
+        self.phase = Phase::Down { until: now + random.below(2 * MILLI), crashed: false };
+    }
+
+    /// It crashes.
+    pub(super) fn crash(&mut self, now: Time, random: &mut Random) {
+        self.phase = Phase::Down { until: now + random.below(3 * MILLI), crashed: true };
+    }
+
+    /// It runs again.
+    pub(super) fn begun(&mut self) {
+        self.phase = Phase::Serving;
+    }
+
+    /// Its store did not open after a crash; it is tried again.
+    pub(super) fn not_begun(&mut self, now: Time) {
+        self.phase = Phase::Down { until: now + MILLI, crashed: true };
+    }
+
+    /// An initiator logs in.
+    pub(super) fn used(&mut self) {
+        self.closes_when_idle_at = None;
+    }
+
+    /// Something on its disk was damaged.
+    pub(super) fn damage(&mut self) {
+        self.is_damaged = true;
+    }
+
+    /// The store does not open; whether it was damaged, which ends the history.
+    pub(super) fn refused(&mut self) -> bool {
+        self.is_over |= self.is_damaged;
+        self.is_damaged
+    }
+}
