@@ -77,11 +77,6 @@ impl BlockCodec {
         Ok(unwrapped)
     }
 
-    /// Whether records carry block keys in the channel, so that their memory has to be wiped.
-    pub(super) fn has_block_keys(&self) -> bool {
-        self.wrap.is_some()
-    }
-
     /// The form in which arrived blocks from `lba` on are stored.
     pub(super) fn blocks_for_store(
         &self,
