@@ -2,6 +2,7 @@
 
 use strongroom_block::{BlockSize, Lba};
 
+use crate::data_direction::DataDirection;
 use crate::sense::Sense;
 use crate::vendor::VendorCommand;
 pub(crate) use decode::cdb_len;
@@ -51,17 +52,6 @@ impl CdbError {
             CdbError::InvalidField { byte, bit, .. } => Sense::INVALID_FIELD_IN_CDB.in_cdb(u16::from(byte), Some(bit)),
         }
     }
-}
-
-/// Which way a command's data goes, and how much of it at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DataDirection {
-    /// No data.
-    None,
-    /// To the initiator: at most this many bytes.
-    In(u64),
-    /// To the target: exactly this many bytes.
-    Out(u64),
 }
 
 /// One command, decoded. Counts are in blocks of the unit, lengths in bytes.

@@ -1,8 +1,8 @@
-//! The SCSI room: command descriptor blocks, sense, pages, unit attentions, reservations, and the name of a nexus.
+//! SCSI: command descriptor blocks, sense, pages, unit attentions, reservations, the name of a nexus, and what a transport carries.
 //!
 //! Both sides live here: what a target decodes and answers, and what an initiator builds and parses. Deliberately
-//! absent: iSCSI and its header segments, sockets, clocks, data; this room sees CDBs and parameter data, never a block. The commands that iSCSI has no
-//! word for are in [`vendor`]; `docs/vendor-cdbs.md` is their specification.
+//! absent: iSCSI and its header segments, sockets, clocks, and what is done with blocks. [`transport`] is the interface that a transport implements.
+//! Commands that SCSI does not have are in [`vendor`]; `docs/vendor-cdbs.md` is their specification.
 
 pub mod alua;
 pub mod attention;
@@ -11,6 +11,7 @@ pub mod capacity;
 pub mod cdb;
 mod command;
 pub mod copy;
+mod data_direction;
 pub mod defects;
 pub mod inquiry;
 pub mod log;
@@ -27,7 +28,8 @@ pub mod transport;
 pub mod vendor;
 
 pub use attention::{UnitAttention, UnitAttentions};
-pub use command::{CdbError, Command, DataDirection};
+pub use command::{CdbError, Command};
+pub use data_direction::DataDirection;
 pub use nexus::NexusId;
 pub use sense::{Sense, SenseKey, Status};
 pub use supported::UnitKind;

@@ -8,7 +8,7 @@ pub mod lease;
 
 use crate::bytes::{array, be16, be32, be64};
 use crate::cdb::{Cdb, long};
-use crate::command::DataDirection;
+use crate::data_direction::DataDirection;
 use crate::opcode as op;
 
 /// The vital product data page that describes a Strongroom unit.

@@ -138,13 +138,7 @@ impl Fields<'_> {
             }
             op::UNMAP => Command::Unmap { anchor: flags & 1 != 0, parameter_list_len: self.u16(7) },
             op::SANITIZE => self.sanitize()?,
-            op::LOG_SENSE => Command::LogSense {
-                page_control: self.cdb[2] >> 6,
-                page: self.cdb[2] & 0x3f,
-                subpage: self.cdb[3],
-                parameter_pointer: self.u16(5),
-                allocation_len: self.u16(7),
-            },
+            op::LOG_SENSE => self.log_sense(),
             op::MODE_SELECT_10 => self.mode_select(true, self.u16(7)),
             op::MODE_SENSE_10 => self.mode_sense(true, self.u16(7)),
             op::RESERVE_10 | op::RELEASE_10 => {
@@ -281,6 +275,16 @@ impl Fields<'_> {
             return Err(self.invalid(2, 7));
         }
         Ok(Command::Inquiry { vpd_page: vpd.then_some(page), allocation_len: self.u16(3) })
+    }
+
+    fn log_sense(&self) -> Command {
+        Command::LogSense {
+            page_control: self.cdb[2] >> 6,
+            page: self.cdb[2] & 0x3f,
+            subpage: self.cdb[3],
+            parameter_pointer: self.u16(5),
+            allocation_len: self.u16(7),
+        }
     }
 
     fn mode_sense(&self, ten: bool, allocation_len: u16) -> Command {
