@@ -87,12 +87,6 @@ pub(super) enum Purpose {
     Attach,
 }
 
-/// What the thread was started for, and who waits for the first result of that.
-struct Caller {
-    purpose: Purpose,
-    first: Option<SyncSender<Result<Attached, AttachError>>>,
-}
-
 enum SessionState {
     Idle {
         retry_at: Instant,
@@ -108,7 +102,7 @@ pub(super) struct Driver {
     intake: Arc<Intake>,
     status: Arc<Mutex<ConnectionStatus>>,
     runtime: Runtime,
-    caller: Caller,
+    purpose: Purpose,
     state: SessionState,
     engine: Option<Engine>,
     sealing: Option<Arc<Sealing>>,
@@ -117,6 +111,7 @@ pub(super) struct Driver {
     /// A unit that was looked at, and whether it may have lost what was not flushed: commands flow when the lease is ours.
     claiming: Option<(Arc<UnitDescription>, bool)>,
     unit: Option<Arc<UnitDescription>>,
+    first: Option<SyncSender<Result<Attached, AttachError>>>,
     reconnection: Reconnection,
     logout_deadline: Option<Instant>,
 }
@@ -147,7 +142,7 @@ impl Driver {
             intake,
             status,
             runtime,
-            caller: Caller { purpose, first: Some(first) },
+            purpose,
             state: SessionState::Idle { retry_at: Instant::now() },
             engine: None,
             sealing: None,
@@ -155,6 +150,7 @@ impl Driver {
             lease: WriterLease::new(&options),
             claiming: None,
             unit: None,
+            first: Some(first),
             reconnection: Reconnection::new(options.timeouts.backoff_min),
             logout_deadline: None,
             options,
@@ -228,7 +224,7 @@ impl Driver {
 
     /// Whether the thread has nothing left to do.
     fn is_over(&mut self, now: Instant) -> bool {
-        if self.caller.first.is_none() && self.engine.is_none() {
+        if self.first.is_none() && self.engine.is_none() {
             return true;
         }
         if !self.intake.is_detaching() {
@@ -531,7 +527,7 @@ impl Driver {
         let was_connected = std::mem::replace(&mut status.is_connected, false);
         status.last_loss = Some(error.to_string());
         drop(status);
-        if self.caller.first.is_some() {
+        if self.first.is_some() {
             return self.tell_first(Err(error));
         }
         if self.intake.is_detaching() {
@@ -563,7 +559,7 @@ impl Driver {
     }
 
     fn tell_first(&mut self, result: Result<Attached, AttachError>) {
-        if let Some(first) = self.caller.first.take() {
+        if let Some(first) = self.first.take() {
             // The caller waits for exactly this.
             let _ = first.send(result);
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::ConnectionId;
+use super::connection_id::ConnectionId;
 use crate::chap::{Algorithm, Challenge, Credentials};
 pub use crate::pdu::Attribute;
 pub use crate::target::{SendTargets, SessionKind, TargetEntry};

@@ -25,7 +25,7 @@ impl Driver {
     /// The unit has said what it is.
     pub(super) fn probed(&mut self, mut unit: UnitDescription) -> Result<(), AttachError> {
         protection::check_any(&self.options, &unit)?;
-        match self.caller.purpose {
+        match self.purpose {
             Purpose::Inquire => {
                 self.tell_first(Ok(Attached { unit: Arc::new(unit), sealing: None, writers: Vec::new() }));
                 return Ok(());
