@@ -129,6 +129,16 @@ try strongroom attach strongroom://backup:3262/vault@tuesday --key-file "~/vault
 try diff -r "$sources/docs" /mnt/copy/documents
 try cat /mnt/copy/more; says more
 try strongroom detach /mnt/copy
+try strongroom attach strongroom://backup:3262/vault --key-file "~/vault.key" --to /run/copy --mount /mnt/copy --read-only
+try "echo night > /mnt/vault/night && sync"
+try strongroom volume snapshot create vault@wednesday
+try "strongroom volume send vault@wednesday --from tuesday | strongroom volume receive vault --root /srv/backup"
+try strongroom status --root /srv/backup; says "waits for sessions that see 'tuesday'"
+refused ls /mnt/copy/night
+try strongroom detach /mnt/copy
+try strongroom attach strongroom://backup:3262/vault --key-file "~/vault.key" --to /run/copy --mount /mnt/copy --read-only
+try cat /mnt/copy/night; says night
+try strongroom detach /mnt/copy
 stop backup
 
 title "A larger volume"

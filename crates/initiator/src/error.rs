@@ -47,6 +47,12 @@ pub enum AttachError {
     /// The target says something about the unit that we cannot use.
     #[error("the unit cannot be used: {0}")]
     Unsupported(String),
+    /// Other contents were put in place while the connection was lost.
+    #[error(
+        "the volume's contents were replaced at the target while the connection was lost (by a received snapshot, or a rollback), and are not what \
+         was attached; detach, then attach again to see them"
+    )]
+    Replaced,
     /// The volume is not what is known of it.
     #[error(transparent)]
     Mismatch(#[from] UnitMismatch),

@@ -199,6 +199,8 @@ impl Sense {
     pub const SAVING_NOT_SUPPORTED: Sense = Sense::new(SenseKey::IllegalRequest, 0x39, 0x00);
     /// WRITE PROTECTED.
     pub const WRITE_PROTECTED: Sense = Sense::new(SenseKey::DataProtect, 0x27, 0x00);
+    /// Ours: sessions see the image before a received snapshot, and nobody can claim a writer lease until they have let go.
+    pub const IMAGE_PINNED: Sense = Sense::new(SenseKey::DataProtect, 0x27, 0x80);
     /// SPACE ALLOCATION FAILED WRITE PROTECT: the store is full.
     pub const NO_SPACE: Sense = Sense::new(SenseKey::DataProtect, 0x27, 0x07);
     /// UNRECOVERED READ ERROR.

@@ -289,17 +289,22 @@ pub struct UnitPage {
     pub incarnation: u64,
     /// CLAIM WRITER LEASE works, and keeps others from writing.
     pub has_leases: bool,
+    /// Another number whenever the contents were replaced (a received snapshot, a rollback), and only then. `None`: the target does not say.
+    pub image: Option<u64>,
 }
 
 impl UnitPage {
     /// Encoded length, page header included, in bytes.
-    pub const BYTES: usize = 64;
+    pub const BYTES: usize = 72;
+    /// Without the number of the image, which older targets leave out.
+    const BYTES_MIN: usize = 64;
     /// Format 2: the incarnation survives an orderly close, operations are executed at most once, and REGISTER ATTACHMENT exists.
     const FORMAT: u8 = 2;
 
     /// The page with its header.
     pub fn encode(&self) -> Vec<u8> {
-        let mut page = vec![0, UNIT_PAGE, 0, (Self::BYTES - 4) as u8, Self::FORMAT];
+        let bytes = if self.image.is_some() { Self::BYTES } else { Self::BYTES_MIN };
+        let mut page = vec![0, UNIT_PAGE, 0, (bytes - 4) as u8, Self::FORMAT];
         let (custody, suite, mode) = match &self.sealing {
             Some(sealing) => (sealing.custody as u8, sealing.suite as u8, sealing.mode as u8),
             None => (0, 0, 0),
@@ -314,14 +319,15 @@ impl UnitPage {
         page.extend_from_slice(&self.sealing.map_or(0, |sealing| sealing.record_bytes).to_be_bytes());
         page.extend_from_slice(&self.sealing.map_or(0, |sealing| sealing.epoch).to_be_bytes());
         page.extend_from_slice(&self.incarnation.to_be_bytes());
-        debug_assert_eq!(page.len(), Self::BYTES);
+        page.extend(self.image.into_iter().flat_map(u64::to_be_bytes));
+        debug_assert_eq!(page.len(), bytes);
         page
     }
 
     /// Reads the page; `None` if it is not this page, is cut short, or speaks of a format, custody, suite or mode that this
     /// build does not know.
     pub fn parse(page: &[u8]) -> Option<UnitPage> {
-        if *page.get(1)? != UNIT_PAGE || usize::from(be16(page, 2)?) < Self::BYTES - 4 {
+        if *page.get(1)? != UNIT_PAGE || usize::from(be16(page, 2)?) < Self::BYTES_MIN - 4 {
             return None;
         }
         if *page.get(4)? != Self::FORMAT {
@@ -355,7 +361,9 @@ impl UnitPage {
         }
         let incarnation = u64::from_be_bytes(array(page, 56)?);
         let has_leases = page[11] & WRITER_LEASES != 0;
-        Some(UnitPage { volume, block_size, sealing, other_views: be16(page, 9)?, incarnation, has_leases })
+        let image = (usize::from(be16(page, 2)?) >= Self::BYTES - 4).then(|| array(page, 64)).flatten();
+        let image = image.map(u64::from_be_bytes);
+        Some(UnitPage { volume, block_size, sealing, other_views: be16(page, 9)?, incarnation, has_leases, image })
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) use drain::Drain;
 pub use error::{ReloadError, RequestError};
 pub use report::{
     ConnectionReport, ScheduleReport, SessionReport, SpaceReport, StatusReport, StoreReport, VerificationReport,
-    VolumeReport,
+    VolumeReport, WaitingReport,
 };
 pub(crate) use socket::AdminSocket;
 

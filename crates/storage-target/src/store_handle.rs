@@ -119,9 +119,14 @@ impl StoreHandle {
         Arc::clone(&self.shared.borrow().queue)
     }
 
-    /// Changes only when acknowledged data may have been lost.
-    pub(crate) fn incarnation(&self) -> u64 {
-        self.shared.borrow().store.incarnation()
+    /// Two numbers: one changes only when acknowledged data may have been lost, the other only when the contents of the view are replaced.
+    pub(crate) fn incarnation_and_image(&self) -> (u64, u64) {
+        let store = &self.shared.borrow().store;
+        let image = match self.view {
+            View::Head(branch) => store.image_of(branch).unwrap_or(0),
+            View::Snapshot(snapshot) => snapshot.0,
+        };
+        (store.incarnation(), image)
     }
 
     /// What it addresses.

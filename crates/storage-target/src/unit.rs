@@ -26,6 +26,7 @@ mod copy;
 mod environment;
 mod executor;
 mod files;
+mod image;
 mod jobs;
 mod key_renewal;
 mod leases;
@@ -59,8 +60,10 @@ use strongroom_store::{Completion, Op, OpError, Outcome, SnapshotId, View};
 use self::access_control::AccessControl;
 use self::copy::ThirdPartyCopies;
 use self::executor::{Ending, Executor, RunningCommand};
+use self::image::PinnedImage;
 use self::jobs::{JobRules, Jobs, RunningJob};
 use self::medium::MediumState;
+use self::persistent_file::PersistentFile;
 use self::response::{check_condition, with_descriptor_sense};
 use self::sanitize::{EraseEvent, SanitizeStatus, Sanitizer};
 use self::serve::{SERVED_MAX, ServedOperation};
@@ -76,10 +79,11 @@ pub(crate) use self::codec::BlockCodec;
 pub(crate) use self::copy::OutwardErrand;
 pub(crate) use self::environment::TargetEnvironment;
 pub(crate) use self::files::{SimulatedFiles, UnitFiles};
+pub(crate) use self::image::{ABSENCE_MAX, AbsentReader};
 pub(crate) use self::jobs::{Job, StoreContents};
 pub(crate) use self::key_renewal::{KeyRenewal, KeyRenewer, RenewalError, Renewed};
 pub(crate) use self::leases::format::LEASES_FILE;
-pub(crate) use self::receive::{InTheWay, NotReceived};
+pub(crate) use self::receive::{PendingImage, PossibleWriter, StepError};
 pub(crate) use self::task::{Finished, SessionKey};
 pub(crate) use self::users::Users;
 pub(crate) use self::work::SLICE_BYTES;
@@ -97,8 +101,7 @@ pub(crate) struct Unit {
     /// Names this opening of the unit, among all of this process.
     opening: u64,
     store: StoreHandle,
-    /// The snapshot that sessions see instead of the head; see `receive`.
-    shown: Option<SnapshotId>,
+    image: PinnedImage<receive::WaitingEnd>,
     codec: BlockCodec,
     access: AccessControl,
     medium: MediumState,
@@ -154,11 +157,16 @@ impl Unit {
     pub(crate) fn new(
         volume: Arc<Volume>,
         target_name: String,
-        store: StoreHandle,
+        mut store: StoreHandle,
         codec: BlockCodec,
-        files: UnitFiles,
+        mut files: UnitFiles,
         environment: Arc<TargetEnvironment>,
     ) -> Unit {
+        let is_there = |snapshot| store.snapshots().iter().any(|info| info.id == snapshot);
+        let image = PinnedImage::restore(std::mem::replace(&mut files.image, PersistentFile::discarded()), is_there);
+        if let Some(pin) = image.pin() {
+            store.set_view(View::Snapshot(pin.snapshot));
+        }
         Unit {
             volume,
             target_name,
@@ -167,7 +175,7 @@ impl Unit {
             // Keys of the standard hasher are random: enough for a value that must only differ.
             opening: RandomState::new().build_hasher().finish(),
             store,
-            shown: None,
+            image,
             codec,
             medium: MediumState::default(),
             sanitizer: Sanitizer::default(),
@@ -204,6 +212,7 @@ impl Unit {
             started: self.medium.started,
             sanitize: self.sanitizer.status(),
             leases: self.access.leases.table().clone(),
+            absent: self.image.absent_readers(),
         }
     }
 
@@ -211,25 +220,44 @@ impl Unit {
     pub(crate) fn resume(&mut self, before: ClosedUnit) {
         self.access.reservations.resume(before.persistent);
         self.access.leases.resume(before.leases);
+        self.image.resume(before.absent);
         (self.medium.mode, self.medium.started) = (before.mode, before.started);
         self.sanitizer.resume(before.sanitize, &self.store);
     }
 
     /// A session begins to use the unit: its nexus, and where it comes from.
     pub(crate) fn attach(&mut self, key: SessionKey, nexus: NexusId, origin: Origin, read_only: bool) {
+        self.image.session_began(&nexus);
         self.access.attach(key, nexus, origin, read_only);
     }
 
     /// A session ends. Its running tasks continue without a response.
     pub(crate) fn detach(&mut self, key: SessionKey) {
+        let lost = self.access.users.get(key).filter(|user| !user.has_logged_out).map(|user| user.nexus.clone());
         self.access.detach(key, &mut self.executor);
         self.medium.detach(key);
-        self.show_head_if_unused();
+        // Unless its initiator has a new session already.
+        if let Some(nexus) = lost.filter(|nexus| self.access.users.session_of(nexus).is_none()) {
+            self.image.session_lost(nexus);
+        }
     }
 
-    /// Advances the time by which writer leases lapse.
+    /// The initiator of a session has logged out: it does not come back for what it saw. [`Unit::detach`] follows.
+    pub(crate) fn logged_out(&mut self, key: SessionKey) {
+        if let Some(user) = self.access.users.get_mut(key) {
+            user.has_logged_out = true;
+        }
+    }
+
+    /// Advances the time by which writer leases lapse, and by which absent sessions may come back for what they saw.
     pub(crate) fn tick(&mut self, now: Instant) {
         self.access.leases.tick(now);
+        self.image.tick(now);
+    }
+
+    /// When [`Unit::poll`] has something to do although nothing was asked for.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.image.deadline()
     }
 
     /// I_T NEXUS RESET: the session's nexus counts as lost for a moment.
@@ -255,7 +283,8 @@ impl Unit {
     /// Whether no session uses it, and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         let is_busy = !self.executor.is_empty() || !self.jobs.is_empty();
-        let is_writing = self.access.is_writing() || self.sanitizer.is_renewing_key();
+        // A pinned image is released before the unit is closed: only an open unit notices that the time has passed.
+        let is_writing = self.access.is_writing() || self.image.is_busy() || self.sanitizer.is_renewing_key();
         // An erase that the medium stopped continues when the store is opened again.
         let erases = self.store.erase_progress().is_some() && !self.store.stats().writes_refused;
         self.access.users.is_empty() && !is_busy && !is_writing && !erases
@@ -306,11 +335,12 @@ impl Unit {
     pub(crate) fn poll(&mut self, finished: &mut Vec<Finished>) {
         while self.poll_operations(finished) > 0 {}
         if self.access.has_changes() {
-            self.access.poll((&self.volume.name, self.shown.is_some()), &mut self.executor);
+            self.access.poll((&self.volume.name, self.image.is_pinned()), &mut self.executor);
         }
         for (task, response) in self.executor.poll_delayed() {
             finished.push(Finished::answered(task, self.in_format(response)));
         }
+        self.poll_image();
         if self.space.poll(&self.volume.name, &self.store) {
             self.access.users.establish_for_all(UnitAttention::SpaceThreshold);
         }
@@ -497,11 +527,11 @@ impl Unit {
             }
             Job::Receive { step, reply } => self.take_step(step, reply),
             // Of a stream that builds on some snapshot.
-            Job::InTheWay { reply } => drop(reply.send(self.in_the_way(Some(SnapshotId(0))))),
+            Job::PossibleWriters(reply) => drop(reply.send(self.possible_writers(Some(SnapshotId(0))))),
             Job::Receptions(reply) => drop(reply.send(self.store.receptions())),
             Job::Run { view, op, reply } => {
                 let can_destroy_key = matches!(op, Op::CryptoErase) && self.sanitizer.can_destroy_key(&self.volume);
-                let rules = JobRules { shown: self.shown, can_destroy_key };
+                let rules = JobRules { shown: self.image.pin().map(|pin| pin.snapshot), can_destroy_key };
                 self.jobs.run(self.executor.next_token(), (view, op), reply, &rules, &mut self.store);
             }
             Job::Send { stream, reply } => {

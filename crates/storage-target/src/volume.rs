@@ -131,7 +131,7 @@ impl Volume {
     }
 
     /// Vital product data page 0xC0.
-    pub(crate) fn unit_page(&self, incarnation: u64, other_views: u16) -> UnitPage {
+    pub(crate) fn unit_page(&self, incarnation: u64, other_views: u16, image: u64) -> UnitPage {
         UnitPage {
             volume: self.id,
             block_size: self.geometry.block_size,
@@ -150,6 +150,7 @@ impl Volume {
             incarnation,
             // Nobody writes to a snapshot.
             has_leases: self.name.snapshot().is_none(),
+            image: Some(image),
         }
     }
 

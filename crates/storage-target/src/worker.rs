@@ -386,6 +386,7 @@ impl Worker {
         self.release(&mut connection);
         // A session that never began.
         if let Some((key, address)) = connection.new_unit_session() {
+            self.routing.logged_out(&address, key);
             self.routing.leave_unit(self.now, &address, key);
             self.flush_to(address.unit_worker);
         }

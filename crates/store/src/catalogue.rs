@@ -219,6 +219,21 @@ impl Catalogue {
         last.filter(|(_, span)| span.to == OPEN).map_or(OPEN, |(&(_, from), _)| from)
     }
 
+    /// The sequence since which a branch has gone on without a break. Writes, and taking or deleting snapshots, do not change it; a rollback
+    /// and a reception do, because the branch goes on from another node then.
+    pub(crate) fn unbroken_since(&self, branch: u32) -> Option<u64> {
+        let path: BTreeSet<NodeId> = self.path(self.head(branch)?).collect();
+        let spans = self.spans.range((branch, 0)..=(branch, u64::MAX)).filter(|(_, span)| path.contains(&span.node));
+        let (mut since, mut end) = (None, None);
+        for (&(_, from), span) in spans {
+            if end != Some(from) {
+                since = Some(from);
+            }
+            end = Some(span.to);
+        }
+        since
+    }
+
     /// The nodes to which entries with any of these sequences may belong, on whichever branch.
     pub(crate) fn nodes_with(&self, sequences: &std::ops::Range<u64>) -> Vec<NodeId> {
         let meets = |&(&(_, from), span): &(&(u32, u64), &Span)| from < sequences.end && sequences.start < span.to;

@@ -288,7 +288,10 @@ impl Initiator {
             Some(before) if !before.is_same_unit(&unit) => {
                 return Err(AttachError::Unsupported("it is not the volume that was attached before".into()));
             }
-            Some(before) => before.may_have_lost_writes(&unit),
+            Some(before) => {
+                before.check_image(&unit)?;
+                before.may_have_lost_writes(&unit)
+            }
         };
         let unit = Arc::new(unit);
         match (self.lease.begin(&unit), &mut self.nexus) {

@@ -92,6 +92,12 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, retries: &mut Retries) -> Outcom
         SenseKey::DataProtect if sense.is(&Sense::NO_SPACE) => {
             fail(DeviceErrorKind::NoSpace, "the target's store is full; free space there, or discard blocks".into())
         }
+        SenseKey::DataProtect if sense.is(&Sense::IMAGE_PINNED) => fail(
+            DeviceErrorKind::Refused,
+            "others read the volume as it was before a snapshot was received, and until they detach nobody can write to it ('strongroom volume \
+             show' at the target names them); attach it read-only, or try again later"
+                .into(),
+        ),
         SenseKey::DataProtect => {
             fail(DeviceErrorKind::ReadOnly, "this initiator may not write to the volume; attach it read-only".into())
         }

@@ -36,6 +36,8 @@ pub struct UnitDescription {
     pub other_views: u16,
     /// Changes when acknowledged data may have been lost; `None` where the target does not say.
     pub incarnation: Option<u64>,
+    /// Changes whenever the contents are replaced (a received snapshot, a rollback); `None` where the target does not say.
+    pub image: Option<u64>,
     /// The target keeps a second writer out, if it is asked to.
     pub has_leases: bool,
 }
@@ -83,6 +85,15 @@ impl UnitDescription {
         Err(device_error(DeviceErrorKind::Refused, None, message))
     }
 
+    /// Whether the contents were replaced between this and `now`, met after a reconnect: a file system on the volume, and what is cached of it,
+    /// would not fit what is there.
+    pub(crate) fn check_image(&self, now: &UnitDescription) -> Result<(), AttachError> {
+        match (self.image, now.image) {
+            (Some(before), Some(now)) if before != now => Err(AttachError::Replaced),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether `other`, met after a reconnect, is still the unit that was attached: anything else must not be written to. It may have
     /// grown, which takes nothing away.
     pub(crate) fn is_same_unit(&self, other: &UnitDescription) -> bool {
@@ -104,6 +115,7 @@ impl UnitDescription {
                     .into(),
             ));
         }
+        self.check_image(now)?;
         // Its users were told a size. What is larger is theirs once it was looked at (`grow`).
         now.geometry = self.geometry;
         if let (Some(now), Some(before)) = (&mut now.sealed, &self.sealed)

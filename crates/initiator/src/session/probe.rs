@@ -63,6 +63,7 @@ impl Probe {
             unmap_blocks_max: None,
             other_views: 0,
             incarnation: None,
+            image: None,
             has_leases: false,
         };
         Probe {
@@ -166,6 +167,7 @@ impl Probe {
         let page = vendor::UnitPage::parse(&self.answer)
             .ok_or_else(|| unsupported("it describes itself in a way that this build does not know; update"))?;
         self.unit.incarnation = Some(page.incarnation);
+        self.unit.image = page.image;
         self.unit.other_views = page.other_views;
         self.unit.has_leases = page.has_leases;
         self.unit.sealed = page.sealing.map(|sealing| SealedUnit {

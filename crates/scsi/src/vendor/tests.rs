@@ -52,6 +52,7 @@ fn golden_unit_page() {
         other_views: 0x0102,
         incarnation: 9,
         has_leases: false,
+        image: None,
     };
     let mut golden = vec![0, 0xc0, 0, 60, 2, 1, 1, 1, 1, 1, 2, 0];
     golden.extend_from_slice(&[0x11; 16]);
@@ -59,6 +60,10 @@ fn golden_unit_page() {
     golden.extend_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 56, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 9]);
     assert_eq!(page.encode(), golden);
     assert_eq!(UnitPage::parse(&golden), Some(page));
+    let naming = UnitPage { image: Some(0x0102), ..page };
+    let mut longer = [&golden[..], &[0, 0, 0, 0, 0, 0, 1, 2]].concat();
+    longer[3] = 68;
+    assert_eq!((naming.encode(), UnitPage::parse(&longer)), (longer, Some(naming)));
 
     golden[11] = 1;
     let allowing =

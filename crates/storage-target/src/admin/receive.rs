@@ -9,29 +9,28 @@ use std::sync::Arc;
 use strongroom_store::ReceptionInfo;
 
 use super::{CLIENT_PATIENCE, Reply, Resume, SLICE_PATIENCE};
-use crate::operate::load;
-use crate::reception::{FEED_BYTES_MAX, NotTaken, Reception};
+use crate::reception::{FEED_BYTES_MAX, ROOM_PATIENCE, Reception, ReceptionError};
 use crate::services::TargetServices;
 
 /// Bytes of a stream that a client sends in one piece, at most.
 pub(super) const PIECE_BYTES_MAX: usize = FEED_BYTES_MAX;
 
-/// Takes it all in. `held`: what came behind the request. An error says that the client is gone, or is no client.
+/// Takes it all in. `unread`: what came behind the request. An error says that the client is gone, or broke the protocol.
 pub(super) fn receive(
     client: &mut UnixStream,
-    held: Vec<u8>,
+    unread: Vec<u8>,
     shared: &Arc<TargetServices>,
     volume: &str,
 ) -> io::Result<Reply> {
-    let mut reception = match Reception::begin(shared, volume) {
+    let mut reception = match Reception::begin(shared, volume, ROOM_PATIENCE) {
         Ok(reception) => reception,
-        Err(NotTaken::InUse(users)) => return Ok(Reply::InUse(users)),
-        Err(NotTaken::Refused(problem)) => return Ok(Reply::Error(problem)),
+        Err(ReceptionError::InUse(users)) => return Ok(Reply::InUse(users)),
+        Err(error) => return Ok(Reply::Error(error.to_string())),
     };
-    let size_bytes = load(&shared.catalogue, volume).map_or(0, |volume| volume.geometry.bytes());
+    let size_bytes = reception.size_bytes();
     super::socket::send(client, &Reply::Stream { size_bytes })?;
     client.set_read_timeout(Some(SLICE_PATIENCE))?;
-    let mut input = held.as_slice().chain(client.try_clone()?);
+    let mut input = unread.as_slice().chain(client.try_clone()?);
     let mut piece = Vec::new();
     loop {
         let mut len = [0; 4];

@@ -170,6 +170,30 @@ pub struct VolumeReport {
     /// What background verification did since the volume was opened (custody `target`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<VerificationReport>,
+    /// A snapshot that was received waits for sessions that see the one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<WaitingReport>,
+}
+
+/// Sessions that see an older snapshot than the newest one that was received.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingReport {
+    /// The snapshot that they see.
+    pub shown: String,
+    /// Who they are: peer or initiator; for people.
+    pub sessions: Vec<String>,
+    /// Those whose connection is lost, and how long they have to come back; for people.
+    #[serde(default)]
+    pub absent: Vec<String>,
+}
+
+impl std::fmt::Display for WaitingReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let WaitingReport { shown, sessions, absent } = self;
+        let all: Vec<&str> = sessions.iter().chain(absent).map(String::as_str).collect();
+        let all = if all.is_empty() { "nobody any more, and is about to be seen".to_owned() } else { all.join(", ") };
+        write!(f, "the newest snapshot waits for sessions that see '{shown}' until they detach: {all}")
+    }
 }
 
 /// Background verification of a volume.

@@ -62,7 +62,7 @@ impl Unit {
                 self.plan_mode_select(connection, (ten, page_format, save), parameter_list_len, &command)
             }
             Command::Vendor(vendor) if vendor.is_about_leases() => {
-                let unit = (&self.volume.name, self.shown.is_some());
+                let unit = (&self.volume.name, self.image.is_pinned());
                 Plan::from(self.access.lease_command(connection, command, unit, &mut self.executor))
             }
             Command::Vendor(vendor) => self.plan_vendor(vendor, &command, sealed_blocks_max),
@@ -99,7 +99,7 @@ impl Unit {
         if !self.access.reservations.allows(&user.nexus, command) {
             return Err(Box::new(Plan::Answer(status(Status::ReservationConflict))));
         }
-        let read_only = user.read_only || self.shown.is_some();
+        let read_only = user.read_only || self.image.is_pinned();
         let touches_medium = command.reads_medium() || command.writes_medium();
         // The store may be executing an erase that was ordered at the target, or one from before a restart.
         if let Some(sense) = self.sanitizer.refusal(command, self.store.erase_progress()) {

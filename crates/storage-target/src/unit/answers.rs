@@ -104,7 +104,7 @@ impl Unit {
                 let request =
                     ModeSense { ten, disable_block_descriptors, long_lba_accepted, page_control, page, subpage };
                 let read_only =
-                    self.access.users.get(connection).is_none_or(|user| user.read_only || self.shown.is_some());
+                    self.access.users.get(connection).is_none_or(|user| user.read_only || self.image.is_pinned());
                 match request.answer(geometry, read_only, self.medium.mode) {
                     Ok(pages) => data(pages, allocation_len.into()),
                     Err(sense) => Plan::from(sense),
@@ -266,7 +266,10 @@ impl Unit {
             inquiry::PAGE_PORTS => inquiry::ports(&self.target_name, &self.environment.ports),
             inquiry::PAGE_CHARACTERISTICS => inquiry::characteristics(self.is_thin()),
             inquiry::PAGE_PROVISIONING => inquiry::provisioning(self.volume.geometry.block_size),
-            vendor::UNIT_PAGE => self.volume.unit_page(self.store.incarnation(), self.other_views()).encode(),
+            vendor::UNIT_PAGE => {
+                let (incarnation, _) = self.store.incarnation_and_image();
+                self.volume.unit_page(incarnation, self.other_views(), self.image_number()).encode()
+            }
             _ => return None,
         })
     }

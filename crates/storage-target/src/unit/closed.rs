@@ -8,6 +8,7 @@ use strongroom_block::VolumeId;
 use strongroom_scsi::mode::ModeState;
 use strongroom_scsi::persistent::PersistentReservations;
 
+use super::image::AbsentReaders;
 use super::leases::table::LeaseTable;
 use super::sanitize::SanitizeStatus;
 use crate::names::VolumeName;
@@ -22,6 +23,8 @@ pub(crate) struct ClosedUnit {
     pub(super) sanitize: SanitizeStatus,
     /// With the times since when the holders of leases are gone.
     pub(super) leases: LeaseTable,
+    /// Sessions that may come back for the image that they saw.
+    pub(super) absent: AbsentReaders,
 }
 
 /// How many closed units are checked for each unit that is closed. More are forgotten than are added, so that at most about twice as many
@@ -82,6 +85,7 @@ mod tests {
             started: true,
             sanitize: SanitizeStatus::default(),
             leases: LeaseTable::default(),
+            absent: AbsentReaders::default(),
         }
     }
 

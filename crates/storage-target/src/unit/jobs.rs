@@ -9,7 +9,7 @@ use strongroom_store::{
     SnapshotInfo, Stats, StreamError, View, VolumeInfo,
 };
 
-use super::receive::{InTheWay, NotReceived, RunningStep};
+use super::receive::{PossibleWriter, RunningStep, StepError};
 use crate::store_handle::StoreHandle;
 
 /// Reported for a cryptographic erase whose key still exists.
@@ -50,12 +50,10 @@ pub(crate) enum Job {
     /// A step of a stream that is received.
     Receive {
         step: Box<ReceiveStep>,
-        reply: Sender<Result<(), NotReceived>>,
+        reply: Sender<Result<(), StepError>>,
     },
     /// Who could write to the volume.
-    InTheWay {
-        reply: Sender<Vec<InTheWay>>,
-    },
+    PossibleWriters(Sender<Vec<PossibleWriter>>),
     /// The receptions that have begun.
     Receptions(Sender<Vec<ReceptionInfo>>),
 }

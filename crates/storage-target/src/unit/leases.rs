@@ -146,8 +146,11 @@ impl WriterLeases {
             session.is_reader = true;
             return Ok(LeaseOutcome::Answer(Response::good()));
         }
-        if user.read_only || is_read_only {
+        if user.read_only {
             return Err(Sense::WRITE_PROTECTED);
+        }
+        if is_read_only {
+            return Err(Sense::IMAGE_PINNED);
         }
         // One lease for each session: otherwise nobody could release the first one.
         if session.lease.is_some_and(|id| id != claim.id) {

@@ -1,5 +1,5 @@
-//! A small file beside a volume's description that a unit replaces as a whole: persistent reservations, writer leases. It is synced before
-//! the command that changed it is answered. A thread of its own writes it, so that a sync delays no other command.
+//! A small file beside a volume's description that a unit replaces as a whole: persistent reservations, writer leases, the pinned image. It is
+//! synced before the command that changed it is answered. A thread of its own writes it, so that a sync delays no other command.
 //!
 //! A file that cannot be read keeps the volume from being opened: it says which initiators must not write, and ignoring that could let two
 //! of them write.
@@ -29,6 +29,8 @@ pub(crate) trait FileContents: Clone + Default + PartialEq + Send + 'static {
     const WHAT: &'static str;
     /// What an administrator can do about a damaged file.
     const REMEDY: &'static str;
+    /// Space is reserved for it, because it must be written even if the file system is full.
+    const HAS_SPARE: bool = true;
 
     /// The file's text; `None`: the contents are empty, and there is no file.
     fn to_toml(&self) -> Option<String>;
@@ -99,7 +101,9 @@ impl<T: FileContents> PersistentFile<T> {
         wake: Arc<dyn Fn() + Send + Sync>,
     ) -> Result<(PersistentFile<T>, T), CatalogueError> {
         let contents: T = read(&dir.join(T::FILE))?;
-        make_spare(&dir, T::FILE);
+        if T::HAS_SPARE {
+            make_spare(&dir, T::FILE);
+        }
         let file =
             PersistentFile { backing: Backing::Directory(dir), wake, on_disk: Some(contents.clone()), writing: None };
         Ok((file, contents))
@@ -139,10 +143,10 @@ impl<T: FileContents> PersistentFile<T> {
         let before = self.on_disk.take();
         self.writing = Some((contents, outcome));
         let body = move || {
-            let written = replace(&dir, T::FILE, text.as_deref());
+            let written = replace::<T>(&dir, text.as_deref());
             // A refused change must not be there after a restart, if that can be prevented.
             if let (Err(_), Some(before)) = (&written, before)
-                && let Err(error) = replace(&dir, T::FILE, before.to_toml().as_deref())
+                && let Err(error) = replace::<T>(&dir, before.to_toml().as_deref())
             {
                 tracing::error!(dir = %dir.display(), %error, "a refused change of {} may come back after a restart: look at {}", T::WHAT, T::FILE);
             }
@@ -154,6 +158,19 @@ impl<T: FileContents> PersistentFile<T> {
             tracing::error!(%error, "no thread to write {}", T::WHAT);
         }
         true
+    }
+
+    /// Writes `contents`, and waits for the disk.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`].
+    pub(super) fn write_now(&mut self, contents: T) -> Result<(), CatalogueError> {
+        if let Backing::Directory(dir) = &self.backing {
+            let path = dir.join(T::FILE);
+            replace::<T>(dir, contents.to_toml().as_deref()).map_err(CatalogueError::io("write", &path))?;
+        }
+        self.on_disk = Some(contents);
+        Ok(())
     }
 
     /// Whether a write has not ended.
@@ -195,13 +212,16 @@ impl<T> Drop for PersistentFile<T> {
 }
 
 /// Replaces a file; without text removes it. On a full file system the reserved space is released first.
-fn replace(dir: &Path, name: &str, text: Option<&str>) -> io::Result<()> {
+fn replace<T: FileContents>(dir: &Path, text: Option<&str>) -> io::Result<()> {
+    let name = T::FILE;
     let is_full = |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT));
     let mut replaced = try_to_replace(dir, name, text);
     if replaced.as_ref().is_err_and(is_full) && fs::remove_file(spare_of(dir, name)).is_ok() {
         replaced = try_to_replace(dir, name, text);
     }
-    make_spare(dir, name);
+    if T::HAS_SPARE {
+        make_spare(dir, name);
+    }
     replaced
 }
 

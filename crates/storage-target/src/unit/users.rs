@@ -15,6 +15,8 @@ pub(super) struct User {
     /// The proven identity: a nexus consists of names that any initiator can claim.
     pub(super) origin: Origin,
     pub(super) read_only: bool,
+    /// Its initiator has logged out: it does not come back for what it saw.
+    pub(super) has_logged_out: bool,
     pub(super) attentions: UnitAttentions,
 }
 
@@ -28,7 +30,8 @@ pub(crate) struct Users {
 
 impl Users {
     pub(super) fn attach(&mut self, key: SessionKey, nexus: NexusId, origin: Origin, read_only: bool) {
-        let user = User { nexus, origin, read_only, attentions: UnitAttentions::at_power_on() };
+        let attentions = UnitAttentions::at_power_on();
+        let user = User { nexus, origin, read_only, has_logged_out: false, attentions };
         self.active.insert(key, user);
     }
 

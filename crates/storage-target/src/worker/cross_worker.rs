@@ -26,6 +26,8 @@ pub(crate) enum CrossWorkerRequest {
     Manage(TaskManagement),
     /// The rules changed: whether the session may still write.
     ReadOnly(bool),
+    /// The session's initiator has logged out and does not come back. `Leave` follows.
+    LoggedOut,
     /// The session is over.
     Leave,
 }

@@ -103,6 +103,7 @@ impl OpenUnit {
             memory,
         };
         open.set_unused(now);
+        open.unit.tick(now);
         open
     }
 
@@ -187,6 +188,10 @@ impl OpenUnit {
             self.unit.store_mut().idle();
             self.is_submitted = true;
         }
+        if self.unit.deadline().is_some_and(|at| now >= at) {
+            self.unit.tick(now);
+            self.is_submitted = true;
+        }
         // A clone or a snapshot is scrubbed with the volume that has its store.
         if self.has_store() {
             self.scrub(now, scrub_share);
@@ -231,7 +236,7 @@ impl OpenUnit {
         let close = self.unused_since.filter(|_| self.unit.is_idle()).map(|since| since + idle_close);
         let scrub = self.has_store().then(|| self.scrubs.deadline(self.last_activity + IDLE_AFTER, scrub_share));
         let verify = self.unit.verifies().then(|| self.verify_at.max(self.last_activity + IDLE_AFTER));
-        [idle, close, scrub, verify].into_iter().flatten().min()
+        [idle, close, scrub, verify, self.unit.deadline()].into_iter().flatten().min()
     }
 
     /// The volume in whose store it is, if that is another one.

@@ -17,7 +17,7 @@ use crate::names::{self, VolumeName};
 use crate::services::TargetServices;
 use crate::settings::Settings;
 use crate::store_handle::StoreHandle;
-use crate::unit::{BlockCodec, KeyRenewal, RenewalError, Renewed, Unit, UnitFiles};
+use crate::unit::{ABSENCE_MAX, BlockCodec, KeyRenewal, RenewalError, Renewed, Unit, UnitFiles};
 use crate::volume::Volume;
 
 /// How long opening a volume waits for its lock, and how often it tries.
@@ -72,6 +72,19 @@ pub(super) fn wake(ready: &Arc<AtomicBool>, waker: &strongroom_net::Waker) -> st
     })
 }
 
+fn open_files(
+    services: &TargetServices,
+    name: &VolumeName,
+    waker: &strongroom_store::Waker,
+) -> Result<UnitFiles, CatalogueError> {
+    let mut files = UnitFiles::open(&services.catalogue.volume_dir(name), waker)?;
+    if services.metrics.uptime() > ABSENCE_MAX {
+        // Sessions of before the restart have had their time to come back, and this target closes no volume whose image is pinned.
+        files.release_image()?;
+    }
+    Ok(files)
+}
+
 /// Opens a volume: lock, description, store, and what wraps its block keys. Takes as long as recovery takes.
 pub(super) fn open(
     services: &TargetServices,
@@ -83,7 +96,7 @@ pub(super) fn open(
     let mut volume = services.catalogue.load(name)?;
     let mut wrap = services.keys.wrap(&volume)?;
     let dir = services.catalogue.store_dir(name);
-    let files = UnitFiles::open(&services.catalogue.volume_dir(name), &waker)?;
+    let files = open_files(services, name, &waker)?;
     let volumes = services.metrics.counters.volumes_open.load(Ordering::Relaxed) + 1;
     let cache_bytes_max = services.budget.cache_bytes(&services.settings().config.limits, volumes);
     let options = volume.open_options(cache_bytes_max);

@@ -11,6 +11,7 @@ use super::routing::Routing;
 use super::units::Units;
 use crate::catalogue::Catalogue;
 use crate::names::VolumeName;
+use crate::settings::Settings;
 use crate::unit::SessionKey;
 
 /// An order in progress.
@@ -75,10 +76,16 @@ impl SlicedOrder {
 }
 
 impl Task {
-    pub(super) fn visit_volume(&mut self, name: &VolumeName, units: &mut Units, catalogue: &Catalogue, worker: usize) {
+    pub(super) fn visit_volume(
+        &mut self,
+        name: &VolumeName,
+        units: &mut Units,
+        catalogue: &Catalogue,
+        (settings, worker): (&Settings, usize),
+    ) {
         match self {
             Task::Report { report, .. } => {
-                report.volumes.extend(units.open(name).map(|open| volume_report(name, &open.unit, worker)));
+                report.volumes.extend(units.open(name).map(|open| volume_report(name, &open.unit, (settings, worker))));
             }
             Task::Recheck { .. } => {
                 if let Some(open) = units.open_mut(name)

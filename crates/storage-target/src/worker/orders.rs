@@ -69,7 +69,12 @@ impl Worker {
             while let Some(slice) = order.next_slice() {
                 match slice {
                     Slice::Volume(name) => {
-                        order.task.visit_volume(&name, &mut self.routing.units, &self.services.catalogue, self.index);
+                        order.task.visit_volume(
+                            &name,
+                            &mut self.routing.units,
+                            &self.services.catalogue,
+                            (self.logins.policy.settings(), self.index),
+                        );
                     }
                     Slice::Session(key) => {
                         let context = (self.index, self.now);

@@ -1,15 +1,17 @@
 //! A session and a volume as `strongroom status` shows them.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use strongroom_channel::Scheme;
 
 use super::connections::Connections;
 use super::session::Session;
-use crate::admin::{ConnectionReport, SessionReport, VerificationReport, VolumeReport};
+use crate::access::Identity;
+use crate::admin::{ConnectionReport, SessionReport, VerificationReport, VolumeReport, WaitingReport};
 use crate::names::{VolumeName, for_log};
 use crate::settings::Settings;
-use crate::unit::Unit;
+use crate::unit::{AbsentReader, PendingImage, Unit};
 
 pub(super) fn session_report(
     session: &Session,
@@ -78,7 +80,7 @@ fn connection_reports(session: &Session, connections: &Connections) -> Vec<Conne
     reports.collect()
 }
 
-pub(super) fn volume_report(name: &VolumeName, unit: &Unit, worker: usize) -> VolumeReport {
+pub(super) fn volume_report(name: &VolumeName, unit: &Unit, (settings, worker): (&Settings, usize)) -> VolumeReport {
     let volume = unit.volume();
     VolumeReport {
         name: name.to_string(),
@@ -94,5 +96,22 @@ pub(super) fn volume_report(name: &VolumeName, unit: &Unit, worker: usize) -> Vo
         store: unit.store().stats().into(),
         bad_blocks: unit.store().bad_blocks(),
         verification: unit.verification().map(|done| VerificationReport { opened: done.opened, bad_blocks: done.bad }),
+        waiting: unit.pending_image().map(|pending| waiting_report(&pending, unit, settings)),
+    }
+}
+
+fn waiting_report(pending: &PendingImage, unit: &Unit, settings: &Settings) -> WaitingReport {
+    let shown = unit.store().snapshots().into_iter().find(|info| info.id == pending.shown);
+    let session = |(name, identity): &(Arc<str>, Identity)| {
+        settings.rules.peer_name(identity).map_or_else(|| for_log(name), str::to_owned)
+    };
+    let absent = |absent: &AbsentReader| {
+        let who = absent.initiator_name.as_deref().map_or_else(|| "some from before the restart".to_owned(), for_log);
+        format!("{who} (connection lost, {} s to come back)", absent.left_s)
+    };
+    WaitingReport {
+        shown: shown.map_or_else(String::new, |info| info.name),
+        sessions: pending.sessions.iter().map(session).collect(),
+        absent: pending.absent.iter().map(absent).collect(),
     }
 }

@@ -396,6 +396,10 @@ impl Routing {
                 }
                 None
             }
+            CrossWorkerRequest::LoggedOut => {
+                self.unit_logged_out(volume, session);
+                None
+            }
             CrossWorkerRequest::Leave => {
                 self.detach(now, volume, session);
                 None
@@ -460,6 +464,21 @@ impl Routing {
             self.detach(now, &address.volume, key);
         } else {
             self.request_of_unit(key, address, CrossWorkerRequest::Leave);
+        }
+    }
+
+    /// The initiator of a session has logged out: it does not come back for what it saw. [`Routing::leave_unit`] follows.
+    pub(super) fn logged_out(&mut self, address: &UnitAddress, key: SessionKey) {
+        if address.unit_worker == self.worker {
+            self.unit_logged_out(&address.volume, key);
+        } else {
+            self.request_of_unit(key, address, CrossWorkerRequest::LoggedOut);
+        }
+    }
+
+    fn unit_logged_out(&mut self, volume: &VolumeName, key: SessionKey) {
+        if let Some(open) = self.units.open_mut(volume) {
+            open.unit.logged_out(key);
         }
     }
 

@@ -166,6 +166,11 @@ impl Worker {
         self.timers.set(Timer::Session(session.key), &mut session.armed, None);
         self.routing.retry_logins(session.joining.drain(..));
         if let Some(address) = &session.unit {
+            // An initiator that is asked to log out, by a drain or because the target stops, comes back.
+            let is_asked = self.stop.is_some() || self.services.drain().of(&address.volume).is_some();
+            if matches!(reason, CloseReason::LoggedOut) && !is_asked {
+                self.routing.logged_out(address, session.key);
+            }
             self.routing.leave_unit(self.now, address, session.key);
             self.flush_to(address.unit_worker);
         }

@@ -1,6 +1,10 @@
-//! Proves that a running target takes a snapshot in while its volume is read: who reads goes on seeing one image, the new snapshot is there at
-//! once, the volume goes on from it when the last reader has let go, and who could write is named and stands in the way.
+//! Proves that a running target takes a snapshot in while its volume is read: sessions go on seeing one image, also over a lost connection and
+//! a restart of the target; the new snapshot is there at once, the volume goes on from it when the last session has let go, and who could write
+//! is named and must detach first.
 
+use strongroom_iscsi::initiator::Command;
+use strongroom_scsi::cdb;
+use strongroom_scsi::vendor::{UNIT_PAGE, UnitPage};
 use strongroom_target::VolumeSpec;
 use strongroom_target::admin::{Reply, Request};
 use strongroom_target::operate::Operation;
@@ -44,6 +48,16 @@ fn image(seed: u8) -> Vec<u8> {
     (0..BLOCKS / 64).flat_map(|part| pattern(seed + part as u8, 64)).collect()
 }
 
+/// What a session sees that comes now. It logs out: nobody waits for it.
+fn shows(host: &Host, seed: u8) {
+    eventually("the volume goes on from the newest snapshot", || {
+        let mut session = host.plain("data");
+        let shown = all(&mut session);
+        session.log_out();
+        shown == image(seed)
+    });
+}
+
 #[test]
 fn a_reader_sees_one_image_while_snapshots_come_in() {
     let origin = Host::start(&[VolumeSpec::plain("data", 4 * MIB)]);
@@ -73,9 +87,88 @@ fn a_reader_sees_one_image_while_snapshots_come_in() {
     reader.log_out();
     assert!(all(&mut second) == image(1), "until the last one lets go");
     second.log_out();
-    eventually("the volume goes on from the newest snapshot", || all(&mut copy.plain("data")) == image(90));
+    shows(&copy, 90);
     operate(&copy, "data", Operation::SnapshotDelete { snapshot: "monday".into() }).unwrap();
-    assert!(all(&mut copy.plain("data")) == image(90));
+    shows(&copy, 90);
+}
+
+/// The number of the image, of vendor page 0xC0.
+fn image_number(initiator: &mut Initiator) -> u64 {
+    let page = initiator.run(Command::read(LUN, cdb::inquiry_vpd(UNIT_PAGE, 255), 255)).good();
+    UnitPage::parse(&page).unwrap().image.unwrap()
+}
+
+/// A target that received monday's snapshot, and the stream of tuesday's.
+fn monday_and_tuesday() -> (Host, Vec<u8>) {
+    let origin = Host::start(&[VolumeSpec::plain("data", 4 * MIB)]);
+    let copy = Host::start_with(&[VolumeSpec::plain("data", 4 * MIB)], |config| config.plain[0].read_only = true);
+    receive(&copy, &night(&origin, 1, "monday", None)).unwrap();
+    let tuesday = night(&origin, 40, "tuesday", Some("monday"));
+    (copy, tuesday)
+}
+
+#[test]
+fn a_lost_connection_comes_back_to_the_same_image() {
+    let (copy, tuesday) = monday_and_tuesday();
+    let mut reader = copy.plain("data");
+    let image_before = image_number(&mut reader);
+    assert!(all(&mut reader) == image(1));
+    // It is away while the snapshot comes in, and one that joins meanwhile leaves before it is back.
+    drop(reader);
+    eventually("its session is over", || copy.handle().stats().sessions == 0);
+    receive(&copy, &tuesday).unwrap();
+    let other = normal("iqn.2026-11.org.strongroom:second", "data");
+    let mut second = Initiator::log_in(&copy, None, other).unwrap();
+    assert!(all(&mut second) == image(1));
+    second.log_out();
+    let mut reader = copy.plain("data");
+    assert_eq!(image_number(&mut reader), image_before);
+    assert!(all(&mut reader) == image(1), "its image waited for it");
+    reader.log_out();
+    shows(&copy, 40);
+    let mut reader = copy.plain("data");
+    assert_ne!(image_number(&mut reader), image_before, "an initiator can tell");
+}
+
+#[test]
+fn a_restart_of_the_target_does_not_change_what_sessions_see() {
+    let (mut copy, tuesday) = monday_and_tuesday();
+    let mut reader = copy.plain("data");
+    let image_before = image_number(&mut reader);
+    receive(&copy, &tuesday).unwrap();
+    for _ in 0..2 {
+        copy.restart_without_peers();
+        let mut reader = copy.plain("data");
+        assert!(all(&mut reader) == image(1), "also twice");
+        assert_eq!(image_number(&mut reader), image_before);
+        assert_eq!(reader.try_write(0, &pattern(9, 1)).sense().asc, 0x27, "write protected");
+    }
+    // What cannot be understood is not guessed.
+    let file = copy.dir.path().join("data/image.toml");
+    assert!(std::fs::read_to_string(&file).unwrap().contains("snapshot = "));
+}
+
+#[test]
+fn an_image_has_another_number_after_a_rollback_and_not_after_a_snapshot() {
+    let host = Host::start(&[VolumeSpec::plain("data", 4 * MIB)]);
+    let number = || {
+        let mut reader = host.plain("data");
+        let number = image_number(&mut reader);
+        reader.log_out();
+        number
+    };
+    let snapshot = |snapshot: &str| operate(&host, "data", Operation::SnapshotCreate { snapshot: snapshot.into() });
+    let before = number();
+    snapshot("a").unwrap();
+    let mut writer = host.plain("data");
+    writer.write(0, &pattern(1, 64));
+    writer.log_out();
+    snapshot("b").unwrap();
+    operate(&host, "data", Operation::SnapshotDelete { snapshot: "b".into() }).unwrap();
+    assert_eq!(number(), before);
+    eventually("nobody uses it", || host.handle().stats().sessions == 0);
+    operate(&host, "data", Operation::Rollback { snapshot: "a".into() }).unwrap();
+    assert_ne!(number(), before);
 }
 
 #[test]

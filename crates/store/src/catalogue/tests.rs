@@ -52,6 +52,28 @@ fn what_a_rollback_undid_belongs_to_nobody() {
     assert_eq!(Catalogue::decode(&catalogue.encode()).unwrap(), catalogue);
 }
 
+/// What an initiator compares after a lost connection: only a rollback and a reception replace what a branch holds.
+#[test]
+fn a_branch_is_unbroken_until_its_contents_are_replaced() {
+    let mut catalogue = tree(&[(create(7, 0, "a"), 10), (create(8, 0, "b"), 20)]);
+    assert_eq!(catalogue.unbroken_since(0), Some(0));
+    catalogue.apply(&Change::SnapshotDelete { id: 7 }, 30).unwrap();
+    catalogue.collapse();
+    assert_eq!(catalogue.unbroken_since(0), Some(0), "merged nodes change nothing");
+    catalogue.apply(&Change::Rollback { to: 8 }, 40).unwrap();
+    assert_eq!(catalogue.unbroken_since(0), Some(40));
+    catalogue.collapse();
+    catalogue.apply(&create(9, 0, "c"), 50).unwrap();
+    assert_eq!(catalogue.unbroken_since(0), Some(40));
+    let begin = Change::ReceiveBegin { branch: 1, id: 10, base: 9, created: 1, name: "d".to_owned() };
+    catalogue.apply(&begin, 60).unwrap();
+    assert_eq!((catalogue.unbroken_since(0), catalogue.unbroken_since(1)), (Some(40), Some(60)));
+    catalogue.apply(&Change::ReceiveCommit { branch: 1 }, 70).unwrap();
+    catalogue.collapse();
+    assert_eq!((catalogue.unbroken_since(0), catalogue.unbroken_since(1)), (Some(70), None));
+    assert_eq!(Catalogue::decode(&catalogue.encode()).unwrap().unbroken_since(0), Some(70));
+}
+
 #[test]
 fn a_snapshot_with_clones_stays() {
     let clone =

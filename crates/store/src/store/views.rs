@@ -101,6 +101,12 @@ impl Store {
         catalogue.snapshots.iter().map(info).collect()
     }
 
+    /// A number that changes whenever the contents of a branch are replaced (a rollback, a reception), and only then: not with writes, and not
+    /// with snapshots that are taken or deleted. It orders nothing. `None`: there is no such branch.
+    pub fn image_of(&self, branch: BranchId) -> Option<u64> {
+        self.views.map.catalogue.unbroken_since(branch.0)
+    }
+
     /// The volume and every clone.
     pub fn branches(&self) -> Vec<BranchInfo> {
         let weight = self.volume.layout.live_block_bytes();

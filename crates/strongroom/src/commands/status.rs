@@ -372,6 +372,9 @@ fn print_volume_notes(report: &StatusReport) {
         if let Some(told) = space_text(&volume.store) {
             println!("{}: {told}", volume.name);
         }
+        if let Some(waiting) = &volume.waiting {
+            println!("{}: {waiting}", volume.name);
+        }
         if let Some(progress) = volume.store.erasing {
             println!("{}: being erased, {} % done", volume.name, u32::from(progress) * 100 / 65536);
         }

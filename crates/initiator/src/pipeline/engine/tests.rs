@@ -78,6 +78,7 @@ fn description(sealed: bool) -> UnitDescription {
         compare_and_write: !sealed,
         unmap_blocks_max: (!sealed).then_some(16),
         other_views: 0,
+        image: None,
         incarnation: None,
         has_leases: true,
     }

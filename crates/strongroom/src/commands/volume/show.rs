@@ -207,6 +207,9 @@ fn show_served(served: &VolumeReport) {
             ),
         );
     }
+    if let Some(waiting) = &served.waiting {
+        line("waiting", waiting.to_string());
+    }
     if let Some(done) = &served.verification {
         line("verified here", format!("{} blocks open, {} do not", done.opened, done.bad_blocks.len()));
     }
