@@ -123,6 +123,14 @@ fn blocks(initiator: &mut Initiator) -> Vec<u8> {
     (0..SIZE / MIB).flat_map(|part| initiator.read(part * 256, 256)).collect()
 }
 
+/// What a session sees that comes now. It logs out: nobody waits for it.
+fn contents(host: &Host, volume: &str) -> Vec<u8> {
+    let mut session = host.plain(volume);
+    let contents = blocks(&mut session);
+    session.log_out();
+    contents
+}
+
 fn snapshots(host: &Host, volume: &str) -> Vec<String> {
     host.handle().catalogue().show(volume).unwrap().volume.snapshots
 }
@@ -139,22 +147,26 @@ fn a_transfer_brings_snapshots_in_full_and_as_differences() {
     let tuesday = stream(&source, "tuesday", Some("monday"), None);
     let (_, difference) = outgoing(&there, bob_key(), &tuesday[0]);
     send_all(difference, &tuesday).unwrap();
-    let expected = blocks(&mut source.plain("data:tuesday"));
-    assert!(blocks(&mut there.plain("disk")) == expected && blocks(&mut there.plain("disk:tuesday")) == expected);
-    // Who has the right and no volume learns that; what is attached is left alone.
+    let expected = contents(&source, "data:tuesday");
+    assert!(contents(&there, "disk") == expected && contents(&there, "disk:tuesday") == expected);
+    // A node with the right learns that there is no volume; one that could write keeps a stream out, one that reads does not.
     assert_eq!(code(begin(&there, alice_key(), "missing", &monday[0])), RefusalCode::NoSuchVolume);
     let wednesday = {
         snapshot(&source, "wednesday");
         stream(&source, "wednesday", Some("tuesday"), None)
     };
-    let attached = there.plain("disk:monday");
+    let mut reader = there.plain("disk:monday");
+    let writer = there.plain("disk");
     assert_eq!(code(begin(&there, alice_key(), "disk", &wednesday[0])), RefusalCode::InUse);
-    attached.log_out();
+    writer.log_out();
     let (_, difference) = outgoing(&there, alice_key(), &wednesday[0]);
-    // While it is under way nobody logs in to the volume, and no other node sends into it.
-    assert!(matches!(Initiator::log_in(&there, None, normal(ALICE, "disk")), Err(Refused::Login(_))));
+    // While it is under way no other node sends into the volume, nor does a command.
     assert_eq!(code(begin(&there, bob_key(), "disk", &wednesday[0])), RefusalCode::Busy);
+    let receive = keeper::ask(&there, &Request::Receive { volume: "disk".into() }).unwrap_err();
+    assert!(receive.contains("another stream"), "{receive}");
     send_all(difference, &wednesday).unwrap();
+    assert!(blocks(&mut reader) == blocks(&mut source.plain("data:monday")), "who reads a snapshot goes on");
+    reader.log_out();
     there.plain("disk").log_out();
     // It was written to since: what builds on it is refused.
     there.plain("disk").write(0, &pattern(3, 1));

@@ -19,7 +19,7 @@ use strongroom_target::admin::{AdminError, Client, Request, Resume};
 use strongroom_target::transfers::{Begun, Destination, Outgoing, RefusalCode, TransferError};
 
 use super::opening;
-use super::transfer::{OPEN_PATIENCE, Place, SendArgs, progress_bar, start};
+use super::transfer::{OPEN_PATIENCE, SendArgs, StreamPosition, progress_bar, start};
 use crate::keys;
 use crate::keys::{KEYS, parse_public_key};
 use crate::units::{parse_duration, show_duration, show_size};
@@ -211,7 +211,7 @@ fn send_from(
     };
     progress.reach(position);
     if position > 0 {
-        first = source.begin(args, Some(Place { to: info.to, from: info.from, position }))?;
+        first = source.begin(args, Some(StreamPosition { to: info.to, from: info.from, position }))?;
     }
     progress.bar.set_length(info.geometry.bytes());
     let mut bytes = first.len() as u64;
@@ -317,7 +317,7 @@ impl Source {
     }
 
     /// The first bytes of the stream, or of the rest of it.
-    fn begin(&mut self, args: &SendArgs, place: Option<Place>) -> Result<Vec<u8>> {
+    fn begin(&mut self, args: &SendArgs, place: Option<StreamPosition>) -> Result<Vec<u8>> {
         let (name, snapshot) = &args.snapshot;
         match self {
             Source::Served { client } => {

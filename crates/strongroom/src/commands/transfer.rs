@@ -52,7 +52,7 @@ pub(crate) struct SendArgs {
     pub(super) from: Option<String>,
     /// Go on with a transfer that was interrupted: what `volume receive NAME --position` printed.
     #[arg(long, value_name = "TOKEN")]
-    resume_from: Option<Place>,
+    resume_from: Option<StreamPosition>,
     /// The file to write, which must not exist yet. Without it the stream goes to standard output.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -73,15 +73,15 @@ pub(crate) struct SendArgs {
     strongroom volume receive vault --position\n\n\
     Everything is checked on arrival, and the snapshot is there whole or not at all. The volume opens with the key of the one that \
     was sent. One that is there already must be what it was at the snapshot that the stream builds on: roll back to that if it was \
-    written to. A target that runs takes the stream in while the volume is read: those who read go on seeing what they saw, until the \
-    last of them detaches; the new snapshot can be attached at once. Somebody who could write is waited for (--wait).")]
+    written to. A target that runs takes the stream in while the volume is read: attachments that read go on seeing what they saw, until the \
+    last of them detaches; the new snapshot can be attached at once. Attachments that could write are waited for (--wait).")]
 pub(crate) struct ReceiveArgs {
     /// The volume's name.
     name: String,
     /// The file with the stream. Without it the stream comes from standard input.
     #[arg(long = "in", value_name = "FILE")]
     input: Option<PathBuf>,
-    /// How long to wait for those who could write to the volume.
+    /// How long to wait for attachments that could write to the volume.
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
     wait: Duration,
     /// Print where an interrupted transfer goes on: a token for `volume send --resume-from`.
@@ -125,42 +125,44 @@ pub(crate) struct ReceiveArgs {
 
 /// Where a transfer goes on: of which snapshot, building on which, and the sender's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct StreamPosition {
     pub(super) to: SnapshotId,
     pub(super) from: Option<SnapshotId>,
     pub(super) position: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for StreamPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}-{:x}", self.to, self.from.unwrap_or(SnapshotId(0)), self.position)
     }
 }
 
-impl FromStr for Place {
+impl FromStr for StreamPosition {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Place, String> {
+    fn from_str(text: &str) -> Result<StreamPosition, String> {
         let numbers: Vec<u64> = text.split('-').filter_map(|part| u64::from_str_radix(part, 16).ok()).collect();
         match numbers[..] {
-            [to, from, position] if text.matches('-').count() == 2 => {
-                Ok(Place { to: SnapshotId(to), from: Some(SnapshotId(from)).filter(|from| from.0 != 0), position })
-            }
+            [to, from, position] if text.matches('-').count() == 2 => Ok(StreamPosition {
+                to: SnapshotId(to),
+                from: Some(SnapshotId(from)).filter(|from| from.0 != 0),
+                position,
+            }),
             _ => Err("not a position; take what `strongroom volume receive NAME --position` prints".to_owned()),
         }
     }
 }
 
-impl From<&ReceptionInfo> for Place {
-    fn from(reception: &ReceptionInfo) -> Place {
-        Place { to: reception.id, from: reception.from, position: reception.position }
+impl From<&ReceptionInfo> for StreamPosition {
+    fn from(reception: &ReceptionInfo) -> StreamPosition {
+        StreamPosition { to: reception.id, from: reception.from, position: reception.position }
     }
 }
 
-impl From<&Resume> for Place {
-    fn from(resume: &Resume) -> Place {
+impl From<&Resume> for StreamPosition {
+    fn from(resume: &Resume) -> StreamPosition {
         let (to, from) = (SnapshotId(resume.to), resume.from.map(SnapshotId));
-        Place { to, from, position: resume.position }
+        StreamPosition { to, from, position: resume.position }
     }
 }
 
@@ -232,7 +234,7 @@ fn said(args: &SendArgs, bytes: u64) {
 }
 
 /// What is to be sent, from where on.
-pub(super) fn start(args: &SendArgs, volume: &OpenVolume, resume_from: Option<Place>) -> Result<Sender> {
+pub(super) fn start(args: &SendArgs, volume: &OpenVolume, resume_from: Option<StreamPosition>) -> Result<Sender> {
     let (name, snapshot) = &args.snapshot;
     let find = |snapshot: &String| {
         volume.snapshot(snapshot).ok_or_else(|| {
@@ -333,7 +335,7 @@ pub(crate) fn receive(args: &ReceiveArgs) -> Result<()> {
     let received = receive_all(args, &mut volume, &info, &start, input.as_mut(), &bar);
     bar.finish_and_clear();
     let noted = volume.note();
-    let rest = volume.store().receptions().iter().find(|reception| reception.id == info.to).map(Place::from);
+    let rest = volume.store().receptions().iter().find(|reception| reception.id == info.to).map(StreamPosition::from);
     volume.close()?;
     let bytes = received.with_context(|| not_received(args, &info, rest))?;
     noted?;
@@ -358,14 +360,14 @@ fn receive_served(
     let rest = || {
         let mut client = Client::connect(&args.target.admin_socket().ok()?).ok()??;
         let all = receive_served::unfinished(&mut client, &args.name, false).ok()?;
-        all.iter().map(|(resume, _)| Place::from(resume)).find(|place| place.to == info.to)
+        all.iter().map(|(resume, _)| StreamPosition::from(resume)).find(|place| place.to == info.to)
     };
     let bytes = received.with_context(|| not_received(args, info, rest()))?;
     told_received(args, info, bytes);
     Ok(())
 }
 
-fn not_received(args: &ReceiveArgs, info: &StreamInfo, rest: Option<Place>) -> String {
+fn not_received(args: &ReceiveArgs, info: &StreamInfo, rest: Option<StreamPosition>) -> String {
     let what = format!("cannot receive the snapshot '{}' into '{}'", info.name, args.name);
     match rest {
         Some(rest) => format!(
@@ -440,31 +442,7 @@ fn make_if_missing(args: &ReceiveArgs, catalogue: &Catalogue, info: &StreamInfo)
         );
     }
     warn_of_unknown_peers(&args.target, &args.peers);
-    if args.authenticate_only && info.sealing.is_some_and(|sealing| sealing.mode != Mode::AuthenticateOnly) {
-        bail!("the stream says that the volume's blocks are encrypted; leave --authenticate-only out");
-    }
-    let sealed = match info.kind {
-        UnitKind::Plain => None,
-        UnitKind::Sealed { custody, .. } => Some(SealedSpec {
-            custody,
-            suite: info.sealing.map_or_else(Suite::default, |sealing| sealing.suite),
-            mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
-            wrapping_key: args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?,
-            opened_with: None,
-        }),
-    };
-    let spec = VolumeSpec {
-        name: name.clone(),
-        size_bytes: info.geometry.bytes(),
-        block_size: info.geometry.block_size.bytes().into(),
-        sealed,
-        retention_percent: args.retention,
-        spare_percent: args.spare,
-        medium: args.medium.clone(),
-        io: IoChoice::Auto,
-        access: Access { peers: args.peers.clone(), initiators: args.initiators.clone(), ..Access::default() },
-    };
-    let made = catalogue.create_for(&spec, info)?;
+    let made = catalogue.create_for(&spec_of_new(args, info)?, info)?;
     println!(
         "made the volume '{name}', {}; it opens with the key of the one that was sent",
         show_size(made.geometry.bytes())
@@ -479,6 +457,34 @@ fn make_if_missing(args: &ReceiveArgs, catalogue: &Catalogue, info: &StreamInfo)
         println!("nobody may use it yet, unless the configuration lists it for a peer; see `strongroom volume access`");
     }
     Ok(())
+}
+
+/// The volume that is made for a stream.
+fn spec_of_new(args: &ReceiveArgs, info: &StreamInfo) -> Result<VolumeSpec> {
+    if args.authenticate_only && info.sealing.is_some_and(|sealing| sealing.mode != Mode::AuthenticateOnly) {
+        bail!("the stream says that the volume's blocks are encrypted; leave --authenticate-only out");
+    }
+    let sealed = match info.kind {
+        UnitKind::Plain => None,
+        UnitKind::Sealed { custody, .. } => Some(SealedSpec {
+            custody,
+            suite: info.sealing.map_or_else(Suite::default, |sealing| sealing.suite),
+            mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
+            wrapping_key: args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?,
+            opened_with: None,
+        }),
+    };
+    Ok(VolumeSpec {
+        name: args.name.clone(),
+        size_bytes: info.geometry.bytes(),
+        block_size: info.geometry.block_size.bytes().into(),
+        sealed,
+        retention_percent: args.retention,
+        spare_percent: args.spare,
+        medium: args.medium.clone(),
+        io: IoChoice::Auto,
+        access: Access { peers: args.peers.clone(), initiators: args.initiators.clone(), ..Access::default() },
+    })
 }
 
 /// Returns how many bytes came.
@@ -561,7 +567,7 @@ fn unfinished(args: &ReceiveArgs) -> Result<()> {
     let receptions = match Client::connect(&args.target.admin_socket()?)? {
         Some(mut client) => {
             let all = receive_served::unfinished(&mut client, name, args.abandon)?;
-            all.into_iter().map(|(resume, snapshot)| (Place::from(&resume), snapshot)).collect()
+            all.into_iter().map(|(resume, snapshot)| (StreamPosition::from(&resume), snapshot)).collect()
         }
         None => unfinished_here(args)?,
     };
@@ -578,7 +584,7 @@ fn unfinished(args: &ReceiveArgs) -> Result<()> {
     Ok(())
 }
 
-fn unfinished_here(args: &ReceiveArgs) -> Result<Vec<(Place, String)>> {
+fn unfinished_here(args: &ReceiveArgs) -> Result<Vec<(StreamPosition, String)>> {
     let mut volume = opening::open(&args.target, &args.target.open()?, &args.name, args.wait)?;
     let receptions = volume.store().receptions();
     let mut abandoned = Ok(());
@@ -587,7 +593,7 @@ fn unfinished_here(args: &ReceiveArgs) -> Result<Vec<(Place, String)>> {
     }
     volume.close()?;
     abandoned.context("what arrived cannot be given up")?;
-    Ok(receptions.iter().map(|reception| (Place::from(reception), reception.name.clone())).collect())
+    Ok(receptions.iter().map(|reception| (StreamPosition::from(reception), reception.name.clone())).collect())
 }
 
 pub(super) fn progress_bar(what: &'static str, total: Option<u64>, quiet: bool) -> ProgressBar {
@@ -611,11 +617,11 @@ mod tests {
     #[test]
     fn a_position_is_read_as_written() {
         for from in [None, Some(SnapshotId(7))] {
-            let place = Place { to: SnapshotId(u64::MAX), from, position: (1 << 62) + 9 };
+            let place = StreamPosition { to: SnapshotId(u64::MAX), from, position: (1 << 62) + 9 };
             assert_eq!(place.to_string().parse(), Ok(place));
         }
         for bad in ["", "1-2", "1-2-3-4", "x-1-2", "1--2", "1-2-x-3"] {
-            assert!(bad.parse::<Place>().is_err(), "{bad}");
+            assert!(bad.parse::<StreamPosition>().is_err(), "{bad}");
         }
     }
 }
