@@ -47,7 +47,7 @@ pub(super) fn feed(client: &mut Client, start: &[u8], input: &mut dyn Read, bar:
     client.send_piece(start)?;
     let mut bytes = vec![0; READ_BYTES];
     loop {
-        let read = super::transfer::read_some(input, &mut bytes)?;
+        let read = super::stream::read_some(input, &mut bytes)?;
         // None at the end.
         client.send_piece(&bytes[..read]).map_err(|error| match read {
             0 => anyhow!(error).context(format!("after {}", show_size(came))),

@@ -2,13 +2,10 @@
 //!
 //! Absent: what the two targets say to each other (`strongroom_target::transfers`, `docs/transfer.md`).
 
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::Args;
 use indicatif::ProgressBar;
 use strongroom_block::foreign;
 use strongroom_handshake::{NodeKey, PublicKey};
@@ -19,63 +16,12 @@ use strongroom_target::admin::{AdminError, Client, Request, Resume};
 use strongroom_target::transfers::{Begun, Destination, Outgoing, RefusalCode, TransferError};
 
 use super::opening;
-use super::transfer::{OPEN_PATIENCE, SendArgs, StreamPosition, progress_bar, start};
-use crate::keys;
-use crate::keys::{KEYS, parse_public_key};
-use crate::units::{parse_duration, show_duration, show_size};
+use super::send_options::{SendArgs, start};
+use super::stream::{OPEN_PATIENCE, StreamPosition, progress_bar};
+use crate::units::{show_duration, show_size};
 
 /// How long to wait before another try, at first and at most.
 const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
-
-/// Where `--to` leads, and as whom.
-#[derive(Args)]
-pub(super) struct ToArgs {
-    /// Send it straight into this volume of another target, which must let this node do so (`receive` of its [[peer]]).
-    ///
-    /// An interrupted transfer goes on where it was, by itself or when the same command is given again.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["out", "resume_from"])]
-    pub(super) to: Option<VolumeUrl>,
-    /// With --to: the file with this node's identity [default: ~/.config/strongroom/identity].
-    #[arg(long, value_name = "FILE", env = "STRONGROOM_IDENTITY", help_heading = KEYS)]
-    identity: Option<PathBuf>,
-    /// With --to: the target's public line, as `strongroom identity show` prints it there; can be repeated.
-    #[arg(long = "target-key", value_name = "KEY", value_parser = parse_public_key, help_heading = KEYS)]
-    target_keys: Vec<PublicKey>,
-    /// With --to: the file that lists known targets [default: ~/.config/strongroom/known_targets].
-    #[arg(long = "known", value_name = "FILE", env = "STRONGROOM_KNOWN_TARGETS", help_heading = KEYS)]
-    known_targets: Option<PathBuf>,
-    /// With --to: how long to go on trying while nothing arrives there; 0 tries for ever.
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
-    timeout: Duration,
-    /// With --to: how long one try to connect may take.
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_duration)]
-    connect_timeout: Duration,
-}
-
-impl ToArgs {
-    fn destination(&self, url: &VolumeUrl) -> Result<Destination> {
-        let VolumeUrl::Strongroom { host, port, volume, scheme: None, suite: None, pipeline: None } = url else {
-            bail!(
-                "--to takes strongroom://HOST[:PORT]/VOLUME and nothing behind it: a transfer is always encrypted, and never plain"
-            );
-        };
-        let expected = if self.target_keys.is_empty() {
-            let known = self.known_targets.clone().unwrap_or_else(keys::default_known_targets);
-            keys::known_keys(&known, keys::Whose::Target, host, *port)?
-        } else {
-            self.target_keys.clone()
-        };
-        let identity = self.identity.clone().unwrap_or_else(keys::default_identity);
-        Ok(Destination {
-            host: host.clone(),
-            port: *port,
-            volume: volume.clone(),
-            node: Arc::new(keys::read_identity(&identity)?),
-            expected,
-            connect_timeout: self.connect_timeout,
-        })
-    }
-}
 
 /// What became of one try.
 enum Tried {

@@ -9,7 +9,7 @@ mod show;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 
-use super::{check, contents, erase, format, recover, reseal, transfer, verify};
+use super::{check, contents, erase, format, receive, recover, reseal, send, verify};
 use crate::root_args::RootArgs;
 
 /// Make, list, show, delete, format or recover volumes.
@@ -42,8 +42,8 @@ pub(crate) enum VolumeCommand {
     Resize(contents::ResizeArgs),
     /// Say who may use a volume of this target.
     Access(contents::AccessArgs),
-    Send(transfer::SendArgs),
-    Receive(transfer::ReceiveArgs),
+    Send(send::SendArgs),
+    Receive(receive::ReceiveArgs),
     Grow(format::GrowArgs),
     Format(format::FormatArgs),
     Recover(recover::RecoverArgs),
@@ -76,8 +76,8 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Clone(args) => contents::clone(args),
         VolumeCommand::Resize(args) => contents::resize(&args),
         VolumeCommand::Access(args) => contents::access(args),
-        VolumeCommand::Send(args) => transfer::send(&args),
-        VolumeCommand::Receive(args) => transfer::receive(&args),
+        VolumeCommand::Send(args) => send::send(&args),
+        VolumeCommand::Receive(args) => receive::receive(&args),
         VolumeCommand::Grow(args) => format::grow(&args),
         VolumeCommand::Format(args) => format::run(&args),
         VolumeCommand::Recover(args) => recover::run(&args),

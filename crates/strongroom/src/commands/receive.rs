@@ -1,69 +1,31 @@
-//! `strongroom volume send` and `receive`: a snapshot as a stream of bytes, out of one target's store and into another's. Needs no keys.
+//! `strongroom volume receive`: a snapshot from a stream of bytes, into a target's store. Needs no keys.
 //!
 //! Absent: the stream itself (the store's; `docs/send-format.md`) and what carries it from machine to machine (ssh, a disk).
 
-use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, IsTerminal, Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::io::{self, IsTerminal, Read};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use strongroom_block::{Mode, Suite, foreign};
 use strongroom_store::{
-    CreateOptions, IoChoice, Medium, OpError, Receiver, ReceptionInfo, Sender, SnapshotId, StreamError, StreamInfo,
-    UnitKind,
+    CreateOptions, IoChoice, Medium, OpError, Receiver, SnapshotId, StreamError, StreamInfo, UnitKind,
 };
-use strongroom_target::admin::{Client, Request, Resume};
+use strongroom_target::admin::Client;
 use strongroom_target::{Access, Catalogue, CatalogueError, OpenVolume, SealedSpec, VolumeSpec};
 
-use super::contents::parse_snapshot;
 use super::new_volume::{spare_range, usable_wrapping_key, warn_of_unknown_peers};
-use super::send_to::{self, ToArgs, parse_beginning};
+use super::send_to::parse_beginning;
+use super::stream::{StreamPosition, progress_bar, read_some};
 use super::{opening, receive_served};
 use crate::root_args::RootArgs;
 use crate::units::{parse_duration, show_size};
 
-/// How long a target may take to open a volume.
-pub(super) const OPEN_PATIENCE: Duration = Duration::from_secs(300);
 /// Bytes of a stream that are read at once.
 const READ_BYTES: usize = 1 << 20;
-
-/// Write a snapshot of a volume as a stream of bytes, for `volume receive` on another machine. Needs no key.
-#[derive(Args)]
-#[command(after_help = "Examples:\n  \
-    strongroom volume send vault@monday --out vault-monday.stream\n  \
-    strongroom volume send vault@tuesday --from monday --to strongroom://dr.example/vault\n  \
-    strongroom volume send vault@tuesday --from monday | ssh backup strongroom volume receive vault\n  \
-    strongroom volume send vault@monday --resume-from $(ssh backup strongroom volume receive vault --position) --out rest.stream\n\n\
-    The volume may be used meanwhile: a target that runs sends it, slice by slice. Blocks travel \
-    as they lie at rest: a sealed volume's are ciphertext, a plain volume's are plain. Send them through something that protects \
-    the stream; --to does.")]
-pub(crate) struct SendArgs {
-    /// VOLUME@SNAPSHOT.
-    #[arg(value_parser = parse_snapshot)]
-    pub(super) snapshot: (String, String),
-    /// Send only what was written since this older snapshot, which the receiving volume must have.
-    #[arg(long, value_name = "SNAPSHOT")]
-    pub(super) from: Option<String>,
-    /// Go on with a transfer that was interrupted: what `volume receive NAME --position` printed.
-    #[arg(long, value_name = "TOKEN")]
-    resume_from: Option<StreamPosition>,
-    /// The file to write, which must not exist yet. Without it the stream goes to standard output.
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
-    /// No progress bar.
-    #[arg(long)]
-    pub(super) quiet: bool,
-    #[command(flatten)]
-    pub(super) to: ToArgs,
-    #[command(flatten)]
-    pub(super) target: RootArgs,
-}
 
 /// Take in what `volume send` wrote; the volume is made if there is none. Needs no key.
 #[derive(Args)]
@@ -121,185 +83,6 @@ pub(crate) struct ReceiveArgs {
     quiet: bool,
     #[command(flatten)]
     target: RootArgs,
-}
-
-/// Where a transfer goes on: of which snapshot, building on which, and the sender's position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StreamPosition {
-    pub(super) to: SnapshotId,
-    pub(super) from: Option<SnapshotId>,
-    pub(super) position: u64,
-}
-
-impl fmt::Display for StreamPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}-{:x}", self.to, self.from.unwrap_or(SnapshotId(0)), self.position)
-    }
-}
-
-impl FromStr for StreamPosition {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<StreamPosition, String> {
-        let numbers: Vec<u64> = text.split('-').filter_map(|part| u64::from_str_radix(part, 16).ok()).collect();
-        match numbers[..] {
-            [to, from, position] if text.matches('-').count() == 2 => Ok(StreamPosition {
-                to: SnapshotId(to),
-                from: Some(SnapshotId(from)).filter(|from| from.0 != 0),
-                position,
-            }),
-            _ => Err("not a position; take what `strongroom volume receive NAME --position` prints".to_owned()),
-        }
-    }
-}
-
-impl From<&ReceptionInfo> for StreamPosition {
-    fn from(reception: &ReceptionInfo) -> StreamPosition {
-        StreamPosition { to: reception.id, from: reception.from, position: reception.position }
-    }
-}
-
-impl From<&Resume> for StreamPosition {
-    fn from(resume: &Resume) -> StreamPosition {
-        let (to, from) = (SnapshotId(resume.to), resume.from.map(SnapshotId));
-        StreamPosition { to, from, position: resume.position }
-    }
-}
-
-/// Runs `volume send`.
-pub(crate) fn send(args: &SendArgs) -> Result<()> {
-    let (name, snapshot) = &args.snapshot;
-    if let Some(url) = &args.to.to {
-        return send_to::send(args, url);
-    }
-    if args.out.is_none() && io::stdout().is_terminal() {
-        bail!("the stream is no text for a terminal; name a file with --out FILE, or pipe it to where it is received");
-    }
-    if let Some(client) = Client::connect(&args.target.admin_socket()?)? {
-        return send_served(args, client);
-    }
-    let mut volume = opening::open(&args.target, &args.target.open()?, name, Duration::ZERO)?;
-    let may = volume.volume().may_be_sent().map_err(anyhow::Error::msg);
-    let sent = may.and_then(|()| start(args, &volume, args.resume_from)).and_then(|sender| {
-        let (mut out, made) = output(args.out.as_deref())?;
-        let sent = send_all(args, &mut volume, sender, &mut out);
-        if let (Err(_), Some(path)) = (&sent, made) {
-            let _ = fs::remove_file(path);
-        }
-        sent
-    });
-    volume.close()?;
-    let bytes = sent.with_context(|| format!("cannot send {name}@{snapshot}"))?;
-    said(args, bytes);
-    Ok(())
-}
-
-/// Out of a running target, which goes on serving the volume.
-fn send_served(args: &SendArgs, mut client: Client) -> Result<()> {
-    let (name, snapshot) = &args.snapshot;
-    let resume = args.resume_from.map(|place| Resume {
-        to: place.to.0,
-        from: place.from.map(|from| from.0),
-        position: place.position,
-    });
-    let request = Request::Send { volume: name.clone(), snapshot: snapshot.clone(), from: args.from.clone(), resume };
-    let what = || format!("cannot send {name}@{snapshot}");
-    let size_bytes = client.begin_stream(&request, OPEN_PATIENCE).with_context(what)?;
-    let (mut out, made) = output(args.out.as_deref())?;
-    let bar = progress_bar("sending", Some(size_bytes), args.quiet);
-    let sent = copy_slices(&mut client, out.as_mut(), &bar);
-    if let (Err(_), Some(path)) = (&sent, made) {
-        let _ = fs::remove_file(path);
-    }
-    bar.finish_and_clear();
-    said(args, sent.with_context(what)?);
-    Ok(())
-}
-
-fn copy_slices(client: &mut Client, out: &mut dyn Write, bar: &ProgressBar) -> Result<u64> {
-    let mut sent = 0;
-    while let Some((slice, done_bytes)) = client.next_slice()? {
-        out.write_all(&slice).context("the stream cannot be written")?;
-        sent += slice.len() as u64;
-        bar.set_position(done_bytes);
-    }
-    out.flush().context("the stream cannot be written")?;
-    Ok(sent)
-}
-
-fn said(args: &SendArgs, bytes: u64) {
-    let (name, snapshot) = &args.snapshot;
-    let to = args.out.as_deref().map(|path| format!(" to {}", path.display())).unwrap_or_default();
-    eprintln!("sent {name}@{snapshot}{to}: {}", show_size(bytes));
-}
-
-/// What is to be sent, from where on.
-pub(super) fn start(args: &SendArgs, volume: &OpenVolume, resume_from: Option<StreamPosition>) -> Result<Sender> {
-    let (name, snapshot) = &args.snapshot;
-    let find = |snapshot: &String| {
-        volume.snapshot(snapshot).ok_or_else(|| {
-            anyhow!(
-                "'{name}' has no snapshot '{snapshot}'; `strongroom volume snapshot list {name}` shows what there is"
-            )
-        })
-    };
-    let to = find(snapshot)?;
-    let from = args.from.as_ref().map(find).transpose()?;
-    let Some(place) = resume_from else { return Ok(volume.sender(from, to, 0)) };
-    if place.to != to {
-        bail!(
-            "that position is of another snapshot ({}) than {snapshot} ({to}); name the one that was being sent",
-            place.to
-        );
-    }
-    if args.from.is_some() && place.from != from {
-        bail!("that position is of a transfer that builds on something else than --from says; leave --from out");
-    }
-    Ok(volume.sender(place.from, to, place.position))
-}
-
-/// Where the stream goes, and the file that was made for it.
-fn output(path: Option<&Path>) -> Result<(Box<dyn Write>, Option<&Path>)> {
-    let Some(path) = path else { return Ok((Box::new(io::stdout().lock()), None)) };
-    // A tape or a pipe is not made, and not removed.
-    let is_there = fs::metadata(path).map(|metadata| metadata.file_type());
-    let is_device = is_there.is_ok_and(|kind| kind.is_char_device() || kind.is_block_device() || kind.is_fifo());
-    let mut options = File::options();
-    options.write(true).create_new(!is_device).mode(0o600);
-    let file = options.open(path).with_context(|| format!("cannot make {}", path.display()))?;
-    Ok((Box::new(SyncedFile { file, is_device }), (!is_device).then_some(path)))
-}
-
-/// A file whose flush is durable.
-struct SyncedFile {
-    file: File,
-    is_device: bool,
-}
-
-impl Write for SyncedFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.is_device { self.file.flush() } else { self.file.sync_all() }
-    }
-}
-
-/// Returns how many bytes the stream has.
-fn send_all(args: &SendArgs, volume: &mut OpenVolume, mut sender: Sender, out: &mut dyn Write) -> Result<u64> {
-    let store = volume.store();
-    let geometry = store.info().geometry;
-    let bar = progress_bar("sending", Some(geometry.bytes()), args.quiet);
-    let mut sent = 0;
-    while let Some(bytes) = store.send(&mut sender)? {
-        out.write_all(&bytes).context("the stream cannot be written")?;
-        sent += bytes.len() as u64;
-        bar.set_position(sender.blocks_done() * u64::from(geometry.block_size.bytes()));
-    }
-    out.flush().context("the stream cannot be written")?;
-    bar.finish_and_clear();
-    Ok(sent)
 }
 
 /// Runs `volume receive`.
@@ -408,15 +191,6 @@ fn beginning(input: &mut dyn Read) -> Result<(StreamInfo, Vec<u8>)> {
         }
         if read == 0 {
             bail!("the stream ends before it says what it is; see what `volume send` said at the other end");
-        }
-    }
-}
-
-pub(super) fn read_some(input: &mut dyn Read, bytes: &mut [u8]) -> Result<usize> {
-    loop {
-        match input.read(bytes) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            read => return read.context("the stream cannot be read"),
         }
     }
 }
@@ -594,34 +368,4 @@ fn unfinished_here(args: &ReceiveArgs) -> Result<Vec<(StreamPosition, String)>> 
     volume.close()?;
     abandoned.context("what arrived cannot be given up")?;
     Ok(receptions.iter().map(|reception| (StreamPosition::from(reception), reception.name.clone())).collect())
-}
-
-pub(super) fn progress_bar(what: &'static str, total: Option<u64>, quiet: bool) -> ProgressBar {
-    if quiet || !io::stderr().is_terminal() {
-        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-    }
-    let template = match total {
-        Some(_) => "{prefix} {bar:30} {percent:>3} %  {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
-        None => "{prefix} {spinner} {bytes}, {bytes_per_sec}",
-    };
-    let style = ProgressStyle::with_template(template).expect("the template is constant");
-    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar.with_style(style.progress_chars("=> ")).with_prefix(what)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_position_is_read_as_written() {
-        for from in [None, Some(SnapshotId(7))] {
-            let place = StreamPosition { to: SnapshotId(u64::MAX), from, position: (1 << 62) + 9 };
-            assert_eq!(place.to_string().parse(), Ok(place));
-        }
-        for bad in ["", "1-2", "1-2-3-4", "x-1-2", "1--2", "1-2-x-3"] {
-            assert!(bad.parse::<StreamPosition>().is_err(), "{bad}");
-        }
-    }
 }
