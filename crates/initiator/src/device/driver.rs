@@ -188,14 +188,11 @@ impl Driver {
 
     fn step(&mut self) -> bool {
         let now = Instant::now();
-        match self.state {
-            SessionState::Idle { .. } if self.intake.is_detaching() => {
-                if self.waits_to_ask(now) {
-                    self.call(now);
-                }
+        if let SessionState::Idle { retry_at } = self.state {
+            let is_due = if self.intake.is_detaching() { self.waits_to_ask(now) } else { retry_at <= now };
+            if is_due {
+                self.call(now);
             }
-            SessionState::Idle { retry_at } if retry_at <= now => self.call(now),
-            _ => {}
         }
         self.take_requests();
         self.look_at_keys(now);
