@@ -34,6 +34,7 @@ mod medium;
 mod modify;
 mod pending;
 mod persistent_file;
+mod plan;
 mod receive;
 mod request;
 mod reservations;
@@ -64,6 +65,7 @@ use self::image::PinnedImage;
 use self::jobs::{JobRules, Jobs, RunningJob};
 use self::medium::MediumState;
 use self::persistent_file::PersistentFile;
+use self::plan::Plan;
 use self::response::{check_condition, with_descriptor_sense};
 use self::sanitize::{EraseEvent, SanitizeStatus, Sanitizer};
 use self::serve::{SERVED_MAX, ServedOperation};
@@ -83,6 +85,7 @@ pub(crate) use self::image::{ABSENCE_MAX, AbsentReader};
 pub(crate) use self::jobs::{Job, StoreContents};
 pub(crate) use self::key_renewal::{KeyRenewal, KeyRenewer, RenewalError, Renewed};
 pub(crate) use self::leases::format::LEASES_FILE;
+pub(crate) use self::plan::Verdict;
 pub(crate) use self::receive::{PendingImage, PossibleWriter, StepError};
 pub(crate) use self::task::{Finished, SessionKey};
 pub(crate) use self::users::Users;
@@ -114,42 +117,6 @@ pub(crate) struct Unit {
     space: SpaceWatch,
     /// An initiator has ordered that the unit take the place of the volume that it succeeds.
     takes_place: bool,
-}
-
-/// What became of a command.
-#[derive(Debug)]
-pub(crate) enum Verdict {
-    /// The response, at once.
-    Answer(Response),
-    /// [`Unit::poll`] will give it.
-    Later,
-    /// The peer broke the frame discipline of sealed units: end its connection.
-    Violation(&'static str),
-}
-
-/// What a command turns into once it is admitted.
-enum Plan {
-    Answer(Response),
-    Start(Work, Op),
-    /// Start, and answer GOOD at once.
-    Background(Work, Op),
-    /// Start, and answer GOOD when no crash can undo it any more.
-    WhenCertain(Work, Op),
-    Violation(&'static str),
-    /// Its response waits for something.
-    Delayed,
-}
-
-impl From<Sense> for Plan {
-    fn from(sense: Sense) -> Plan {
-        Plan::Answer(check_condition(sense))
-    }
-}
-
-impl From<Option<Response>> for Plan {
-    fn from(response: Option<Response>) -> Plan {
-        response.map_or(Plan::Delayed, Plan::Answer)
-    }
 }
 
 impl Unit {

@@ -4,8 +4,9 @@
 use strongroom_scsi::transport::{Lun, target as transport};
 use strongroom_scsi::{Command, Sense, Status, VendorCommand};
 
+use super::plan::Plan;
 use super::response::status;
-use super::{Plan, SessionKey, Unit, answers};
+use super::{SessionKey, Unit, answers};
 
 impl Unit {
     pub(super) fn plan(

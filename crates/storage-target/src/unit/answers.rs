@@ -11,10 +11,11 @@ use strongroom_scsi::transport::target::{self as transport, Response};
 use strongroom_scsi::{Command, Sense, UnitAttention, UnitKind, alua, defects, luns, supported, vendor};
 use strongroom_store::Op;
 
+use super::plan::Plan;
 use super::request::gather;
 use super::response;
 use super::work::Work;
-use super::{Plan, SessionKey, Unit};
+use super::{SessionKey, Unit};
 use crate::TRANSFER_BYTES_MAX;
 
 /// Most bytes that one COMPARE AND WRITE compares.

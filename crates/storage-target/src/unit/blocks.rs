@@ -10,10 +10,11 @@ use strongroom_scsi::transport::target::Response;
 use strongroom_scsi::{Command, Sense};
 use strongroom_store::Op;
 
+use super::Unit;
 use super::answers::{COMPARE_BYTES_MAX, WRITE_SAME_BYTES_MAX};
+use super::plan::Plan;
 use super::request::{gather, gather_exactly, pieces};
 use super::work::{SLICE_BYTES, Work};
-use super::{Plan, Unit};
 use crate::TRANSFER_BYTES_MAX;
 
 /// What a transfer of whole blocks comes to when the initiator expects less than the CDB says (RFC 7143 §11.4.5).

@@ -7,10 +7,11 @@ use strongroom_scsi::transport::target::{self as transport, Response};
 use strongroom_scsi::{Sense, Status};
 use strongroom_store::{Extent, Op, Outcome};
 
+use super::Unit;
+use super::plan::Plan;
 use super::request::gather;
 use super::response::{check_condition, status};
 use super::work::{Next, SLICE_BYTES, Work};
-use super::{Plan, Unit};
 use crate::TRANSFER_BYTES_MAX;
 
 /// How often ORWRITE starts again because somebody else wrote in between; then the initiator is told BUSY.

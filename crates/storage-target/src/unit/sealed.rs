@@ -8,9 +8,10 @@ use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
 use strongroom_scsi::{Command, Sense, VendorCommand};
 use strongroom_store::{Extent, Op, Origin};
 
+use super::plan::Plan;
 use super::request::{gather, leading};
 use super::work::Work;
-use super::{Plan, SessionKey, Unit};
+use super::{SessionKey, Unit};
 use crate::protection::Service;
 use crate::volume::Sealed;
 

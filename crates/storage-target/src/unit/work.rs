@@ -12,10 +12,11 @@ use strongroom_store::{Extent, Op, OpError, Outcome};
 
 use super::copy::{COPIES_MAX, CopyOp, CopyProgress};
 use super::modify::{Changing, is_written};
+use super::plan::Plan;
 use super::request::gather;
 use super::response::{check_condition, status};
 use super::serve::ServedOperation;
-use super::{Plan, SessionKey, Unit};
+use super::{SessionKey, Unit};
 use crate::names::VolumeName;
 use crate::open_units::Requester;
 
