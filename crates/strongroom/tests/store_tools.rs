@@ -42,7 +42,7 @@ fn a_lost_superblock_copy_is_written_anew_on_demand() {
     destroy(&store, SUPERBLOCK_1);
     let checked = run(&["store", "check", &store]).ok();
     assert!(
-        checked.contains("superblock copy 1 is not whole") && checked.contains("a repair writes it anew"),
+        checked.contains("superblock copy 1 is not whole") && checked.contains("a repair rewrites it"),
         "{checked}"
     );
     let shown = run(&["store", "info", &store]).ok();

@@ -199,7 +199,7 @@ header! {
 /// Reject, §11.17. Its data segment is the header that was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reject {
-    /// The reason's code; not every code is a [`RejectReason`].
+    /// The reason's code; not every code is a [`super::RejectReason`].
     pub reason: u8,
     /// Numbers.
     pub sequence: Sequence,

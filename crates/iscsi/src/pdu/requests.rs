@@ -91,7 +91,7 @@ header! {
 pub struct TaskManagementRequest {
     /// Outside the command window.
     pub immediate: bool,
-    /// The function's code; not every code is a [`TaskFunction`].
+    /// The function's code; not every code is a [`super::TaskFunction`].
     pub function: u8,
     /// Logical unit, where the function concerns one.
     pub lun: Lun,
@@ -234,7 +234,7 @@ header! {
 pub struct LogoutRequest {
     /// Outside the command window.
     pub immediate: bool,
-    /// The reason's code; not every code is a [`LogoutReason`].
+    /// The reason's code; not every code is a [`super::LogoutReason`].
     pub reason: u8,
     /// Names this request.
     pub initiator_task_tag: u32,
