@@ -97,11 +97,15 @@ fn sim_system_halves_of_blocks_are_linearizable() {
 const SEEDS_TO_FIND: u64 = 400;
 
 fn finds(profile: Profile, planted: Planted) {
-    let seed = first_failing(SEEDS_TO_FIND, |seed| {
+    finds_within(SEEDS_TO_FIND, profile, planted);
+}
+
+fn finds_within(seeds: u64, profile: Profile, planted: Planted) {
+    let seed = first_failing(seeds, |seed| {
         simulate(seed, profile, planted);
     });
     println!("{profile:?}, {planted:?}: seed {seed:?}");
-    assert!(seed.is_some(), "{SEEDS_TO_FIND} seeds did not find {planted:?}");
+    assert!(seed.is_some(), "{seeds} seeds did not find {planted:?}");
 }
 
 #[test]
@@ -137,7 +141,8 @@ fn sim_system_finds_a_stale_replay() {
 /// What was written after a crash on the condition of an older version does not contain what is replayed.
 #[test]
 fn sim_system_finds_a_replay_superseded_by_what_does_not_contain_it() {
-    finds(Profile::Halves, in_the_store(PlantedFault::BaseIgnored));
+    // It takes a crash between two writes of one block by two initiators, which few histories have.
+    finds_within(10 * SEEDS_TO_FIND, Profile::Halves, in_the_store(PlantedFault::BaseIgnored));
 }
 
 #[test]

@@ -207,12 +207,42 @@ fn a_transfer_goes_on_where_it_was_durable() {
 
 #[test]
 fn a_transfer_needs_memory() {
-    let small = destination_with(|config| config.limits.memory_bytes = Some(64 << 20));
+    let names: Vec<String> = (0..8).map(|number| format!("disk{number}")).collect();
+    let specs: Vec<VolumeSpec> = names.iter().map(|name| VolumeSpec::plain(name, SIZE)).collect();
+    let small = Host::start_with(&specs, |config| {
+        config.limits.memory_bytes = Some(64 << 20);
+        config.peers[0].receive = vec!["*".into()];
+        config.peers.push(PeerRule {
+            name: "bob".into(),
+            key: bob_key().public().to_string(),
+            initiators: vec![BOB.into()],
+            volumes: vec!["*".into()],
+            read_only: false,
+            receive: vec!["*".into()],
+        });
+    });
     let source = source();
     let monday = stream(&source, "monday", None, None);
-    let outcome = begin(&small, alice_key(), "disk", &monday[0]);
-    assert_eq!(code(outcome), RefusalCode::Overloaded);
-    small.plain("disk").write(0, &pattern(1, 1));
+    // As many as two nodes may have at the same time, each charged 8 MiB.
+    let node = |number: usize| if number < 4 { alice_key() } else { bob_key() };
+    let mut admitted = Vec::new();
+    let refused =
+        names.iter().enumerate().find_map(|(number, name)| match begin(&small, node(number), name, &monday[0]) {
+            Ok(begun) => {
+                admitted.push(begun);
+                None
+            }
+            Err(error) => Some(error),
+        });
+    match refused.expect("64 MiB are not enough for eight transfers") {
+        TransferError::Refused { code, text } => {
+            assert_eq!(code, RefusalCode::Overloaded);
+            assert!(text.contains("limits.memory_bytes"), "{text}");
+        }
+        error => panic!("not refused: {error}"),
+    }
+    assert!(!admitted.is_empty(), "there is memory for some");
+    small.plain("disk7").write(0, &pattern(1, 1));
 }
 
 /// A node that says what it likes.

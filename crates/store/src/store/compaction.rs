@@ -149,13 +149,15 @@ impl Store {
         }
     }
 
-    /// Retained versions make way for a request. Whether any did.
+    /// Retained versions make way for a request. Whether any did: only then is there more to compact than before.
     fn drop_versions(&mut self) -> bool {
         let before = self.views.map.versions.len();
-        if self.views.retention.lower_limit(&self.views.map, &self.volume) {
+        let is_lower = self.views.retention.lower_limit(&self.views.map, &self.volume);
+        let any = self.evict_versions() || self.views.map.versions.len() < before;
+        if is_lower && any {
             self.space.room.compact_again();
         }
-        self.evict_versions() || self.views.map.versions.len() < before
+        any
     }
 
     /// No request waits. After the host was full room is made all the same, as for a request: what was discarded becomes free at once,
