@@ -24,8 +24,10 @@ mod path;
 mod provided;
 mod send_queue;
 mod socket;
+mod stream;
 mod table;
 mod uring;
+mod uring_stream;
 mod waker;
 
 #[cfg(test)]
@@ -50,7 +52,8 @@ pub use self::waker::Waker;
 use self::driver::Driver;
 use self::epoll::Received;
 use self::send_queue::SendQueue;
-use self::table::{Deadline, Pending, Phase, Stream, Table};
+use self::stream::{PeerEnd, Phase, Stream};
+use self::table::{Deadline, Failed, Pending, Table};
 use crate::{NetError, StreamFailure};
 
 /// Queued bytes after which a stream is flushed at once instead of at the next `poll`.
@@ -64,8 +67,7 @@ pub struct DetachedStream {
     peer: SocketAddr,
     queue: SendQueue,
     early: VecDeque<Vec<u8>>,
-    peer_finished: bool,
-    finish_told: bool,
+    peer_end: PeerEnd,
 }
 
 impl DetachedStream {
@@ -78,8 +80,7 @@ impl DetachedStream {
             peer,
             queue: SendQueue::default(),
             early: VecDeque::new(),
-            peer_finished: false,
-            finish_told: false,
+            peer_end: PeerEnd::default(),
         })
     }
 
@@ -98,10 +99,6 @@ impl DetachedStream {
         Ok((stream, self.queue.into_bytes(), self.early.into_iter().flatten().collect()))
     }
 }
-
-/// A stream that the kernel has given up.
-#[derive(Debug)]
-struct Failed(StreamId, io::Error);
 
 /// One thread's sockets. See the module's text for the loop around it.
 #[derive(Debug)]
@@ -201,12 +198,11 @@ impl Runtime {
 
     /// Takes in a connection from another runtime or from elsewhere. What it had received but not told comes first.
     pub fn attach(&mut self, detached: DetachedStream) -> Result<StreamId, NetError> {
-        let DetachedStream { fd, peer, queue, early, peer_finished, finish_told } = detached;
+        let DetachedStream { fd, peer, queue, early, peer_end } = detached;
         self.table.options.stream.apply(&fd).map_err(|source| NetError::system("set socket options", source))?;
         let id = self.table.insert(fd, peer, Phase::Open)?;
         let stream = self.table.stream(id).expect("inserted above");
-        (stream.queue, stream.early, stream.peer_finished, stream.finish_told) =
-            (queue, early, peer_finished, finish_told);
+        (stream.queue, stream.early, stream.peer_end) = (queue, early, peer_end);
         self.driver.add_stream(&mut self.table, id).inspect_err(|_| drop(self.table.remove(id)))?;
         self.driver.update(&mut self.table, id);
         self.table.tell_early(id);
@@ -221,9 +217,8 @@ impl Runtime {
             return Err(NetError::NoSuchStream);
         }
         self.driver.take_back(&mut self.table, &self.waker, id);
-        let Stream { fd, peer, queue, early, peer_finished, finish_told, .. } =
-            self.table.remove(id).expect("looked up above");
-        Ok(DetachedStream { fd, peer, queue, early, peer_finished, finish_told })
+        let Stream { fd, peer, queue, early, peer_end, .. } = self.table.remove(id).expect("looked up above");
+        Ok(DetachedStream { fd, peer, queue, early, peer_end })
     }
 
     /// The other end of a stream.
@@ -437,7 +432,7 @@ impl Runtime {
             }
             return None;
         }
-        if stream.phase != Phase::Open || !stream.receiving || stream.finish_told {
+        if stream.phase != Phase::Open || !stream.receiving || stream.peer_end == PeerEnd::Reported {
             return None;
         }
         if !stream.early.is_empty() {
@@ -449,7 +444,7 @@ impl Runtime {
             self.fail(id, error);
             return None;
         }
-        stream.finish_told = true;
+        stream.peer_end = PeerEnd::Reported;
         Some(Event::PeerFinished { stream: id })
     }
 

@@ -4,10 +4,11 @@ use std::sync::Once;
 use std::time::Duration;
 
 use super::epoll::Epoll;
-use super::table::Table;
+use super::event::{ListenerId, StreamId};
+use super::options::{Flavour, FlavourChoice, RuntimeOptions};
+use super::table::{Failed, Table};
 use super::uring::Uring;
 use super::waker::Waker;
-use super::{Failed, Flavour, FlavourChoice, ListenerId, RuntimeOptions, StreamId};
 use crate::NetError;
 
 #[derive(Debug)]

@@ -13,11 +13,12 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
+use super::event::{ListenerId, StreamId};
 use super::send_queue::SLICES_MAX;
 use super::socket;
-use super::table::{Pending, Phase, Table};
+use super::stream::Phase;
+use super::table::{Failed, Pending, Table};
 use super::waker::Waker;
-use super::{Failed, ListenerId, StreamId};
 use crate::{NetError, StreamFailure};
 
 /// Events fetched in one call.
@@ -76,7 +77,7 @@ impl Epoll {
     pub(super) fn add_stream(&mut self, table: &mut Table, id: StreamId) -> Result<(), NetError> {
         let stream = table.stream(id).ok_or(NetError::NoSuchStream)?;
         let interest = if stream.phase == Phase::Connecting { WRITE } else { READ };
-        stream.interest = interest.bits();
+        stream.epoll.interest = interest.bits();
         epoll::add(&self.epoll, &stream.fd, epoll::EventData::new_u64(id.token()), interest)
             .map_err(|source| NetError::system("watch a connection", source))
     }
@@ -95,15 +96,15 @@ impl Epoll {
         if stream.phase == Phase::Connecting {
             interest |= WRITE;
         } else {
-            if stream.receiving && !stream.peer_finished {
+            if stream.receiving && !stream.peer_end.has_come() {
                 interest |= READ;
             }
             if !stream.queue.is_empty() && !stream.dirty {
                 interest |= WRITE;
             }
         }
-        if stream.interest != interest.bits() {
-            stream.interest = interest.bits();
+        if stream.epoll.interest != interest.bits() {
+            stream.epoll.interest = interest.bits();
             let _ = epoll::modify(&self.epoll, &stream.fd, epoll::EventData::new_u64(id.token()), interest);
             table.counters.system_calls += 1;
         }
@@ -144,8 +145,8 @@ impl Epoll {
     /// One receive into the staging buffer.
     pub(super) fn receive(&mut self, table: &mut Table, id: StreamId) -> Received {
         let Some(stream) = table.stream(id) else { return Received::Nothing };
-        stream.readable_pending = false;
-        if !stream.receiving || stream.peer_finished {
+        stream.epoll.readable_pending = false;
+        if !stream.receiving || stream.peer_end.has_come() {
             return Received::Nothing;
         }
         loop {
@@ -153,7 +154,7 @@ impl Epoll {
             let Some(stream) = table.stream(id) else { return Received::Nothing };
             return match rustix::net::recv(&stream.fd, &mut self.staging[..], RecvFlags::empty()) {
                 Ok((_, 0)) => {
-                    stream.peer_finished = true;
+                    stream.peer_end.note();
                     self.update_interest(table, id);
                     Received::Finished
                 }
@@ -217,9 +218,9 @@ impl Epoll {
             self.flush(table, id)?;
         }
         let Some(stream) = table.stream(id) else { return Ok(()) };
-        if stream.receiving && !stream.peer_finished {
-            if (flags.contains(READ) || broken) && !stream.readable_pending {
-                stream.readable_pending = true;
+        if stream.receiving && !stream.peer_end.has_come() {
+            if (flags.contains(READ) || broken) && !stream.epoll.readable_pending {
+                stream.epoll.readable_pending = true;
                 table.pending.push_back(Pending::Readable(id));
             }
         } else if broken {

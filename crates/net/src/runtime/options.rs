@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::StreamOptions;
+use super::socket::StreamOptions;
 
 /// What lies beneath a runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,10 +11,11 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, sockopt};
 use slab::Slab;
 
+use super::event::{ListenerId, RuntimeCounters, StreamId};
+use super::options::RuntimeOptions;
 use super::send_queue::SendQueue;
 use super::socket::Listener;
-use super::uring::UringStream;
-use super::{Failed, ListenerId, RuntimeCounters, RuntimeOptions, StreamId};
+use super::stream::{PeerEnd, Phase, Stream};
 use crate::{NetError, StreamFailure};
 
 /// How long a stream closed by its owner may make no progress in handing over its last bytes and seeing the peer's end.
@@ -29,49 +30,9 @@ const STREAMS_CAP: usize = 1 << 20;
 /// How long accepting pauses when the process is out of file descriptors.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// The kernel is still calling the peer.
-    Connecting,
-    /// In use by its owner.
-    Open,
-    /// Its owner closed it: the rest of the queue goes out, what comes in is discarded, nothing is told.
-    Lingering,
-    /// Over, but the kernel still holds buffers of it (io_uring only).
-    Dead,
-}
-
+/// A stream that the kernel has given up.
 #[derive(Debug)]
-pub(super) struct Stream {
-    pub(super) fd: OwnedFd,
-    pub(super) peer: SocketAddr,
-    pub(super) phase: Phase,
-    pub(super) queue: SendQueue,
-    /// The owner wants what comes in.
-    pub(super) receiving: bool,
-    /// The peer has sent its last byte.
-    pub(super) peer_finished: bool,
-    /// `peer_finished` was told to the owner.
-    pub(super) finish_told: bool,
-    /// We have said that no more bytes come from us.
-    pub(super) sending_shut: bool,
-    /// In `Table::dirty`: bytes were queued since the last flush.
-    pub(super) dirty: bool,
-    pub(super) unflushed_bytes: usize,
-    /// Sending failed; told when all that the peer sent before is read.
-    pub(super) send_failure: Option<io::Error>,
-    /// The queue passed the high-water mark and `SendLow` has not been told since.
-    pub(super) above_high_water: bool,
-    /// Received before the owner could take it: carried over from another runtime, or while receiving was paused.
-    pub(super) early: VecDeque<Vec<u8>>,
-    /// While lingering: what was queued when the time began, and how often it did.
-    pub(super) linger_mark: (usize, u8),
-    /// epoll: what we asked to be told.
-    pub(super) interest: u32,
-    /// epoll: a `Pending::Readable` for it waits.
-    pub(super) readable_pending: bool,
-    pub(super) uring: UringStream,
-}
+pub(super) struct Failed(pub(super) StreamId, pub(super) io::Error);
 
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -163,25 +124,7 @@ impl Table {
         let generation = self.generation_next;
         // 31 bits: the highest bit of a token marks a listener.
         self.generation_next = (self.generation_next + 1) & 0x7fff_ffff;
-        let stream = Stream {
-            fd,
-            peer,
-            phase,
-            queue: SendQueue::default(),
-            receiving: true,
-            peer_finished: false,
-            finish_told: false,
-            sending_shut: false,
-            dirty: false,
-            unflushed_bytes: 0,
-            send_failure: None,
-            above_high_water: false,
-            early: VecDeque::new(),
-            linger_mark: (0, 0),
-            interest: 0,
-            readable_pending: false,
-            uring: UringStream::default(),
-        };
+        let stream = Stream::new(fd, peer, phase);
         let index = self.streams.insert(Slot { stream, generation });
         let index = u32::try_from(index).expect("streams_max is far below 2^32");
         Ok(StreamId { index, generation })
@@ -229,7 +172,7 @@ impl Table {
     /// Lets the owner see what lies in `Stream::early`, and the end behind it.
     pub(super) fn tell_early(&mut self, id: StreamId) {
         let Some(stream) = self.stream(id) else { return };
-        let (parts, finished) = (stream.early.len(), stream.peer_finished && !stream.finish_told);
+        let (parts, finished) = (stream.early.len(), stream.peer_end == PeerEnd::Finished);
         self.pending.extend((0..parts).map(|_| Pending::Early(id)));
         if finished {
             self.pending.push_back(Pending::Finished(id));
@@ -240,7 +183,11 @@ impl Table {
     /// if the peer does not read.
     pub(super) fn send_failed(&mut self, id: StreamId, error: io::Error) -> Option<Failed> {
         let stream = self.stream(id)?;
-        if stream.phase != Phase::Open || !stream.receiving || stream.peer_finished || stream.send_failure.is_some() {
+        if stream.phase != Phase::Open
+            || !stream.receiving
+            || stream.peer_end.has_come()
+            || stream.send_failure.is_some()
+        {
             return Some(Failed(id, error));
         }
         stream.queue = SendQueue::default();
@@ -310,7 +257,7 @@ impl Table {
             let _ = rustix::net::shutdown(&stream.fd, Shutdown::Write);
             self.counters.system_calls += 1;
         }
-        self.stream(id).is_some_and(|stream| stream.peer_finished)
+        self.stream(id).is_some_and(|stream| stream.peer_end.has_come())
     }
 
     /// Books `sent` bytes of the queue as gone, and tells the owner if that makes room.

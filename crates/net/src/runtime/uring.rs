@@ -17,11 +17,14 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
+use super::event::{ListenerId, StreamId};
 use super::provided::Provided;
 use super::send_queue::SLICES_MAX;
-use super::table::{Pending, Phase, Stream, Table};
+use super::socket;
+use super::stream::{Phase, Stream};
+use super::table::{Pending, Table};
+use super::uring_stream::SendOperation;
 use super::waker::Waker;
-use super::{ListenerId, StreamId};
 use crate::NetError;
 
 /// Entries of the submission queue; when it is full it is submitted early, so this bounds nothing but batching.
@@ -52,38 +55,6 @@ fn token(operation: Operation, index: u32, generation: u32) -> u64 {
 
 fn stream_token(operation: Operation, id: StreamId) -> u64 {
     token(operation, id.index, id.generation)
-}
-
-/// io_uring's part of a stream: what the kernel works on.
-#[derive(Debug, Default)]
-pub(super) struct UringStream {
-    receiving: bool,
-    cancelling: bool,
-    connecting: bool,
-    send: Option<Box<SendOperation>>,
-}
-
-impl UringStream {
-    fn is_idle(&self) -> bool {
-        !self.receiving && !self.connecting && self.send.is_none()
-    }
-}
-
-/// A vectored send in the kernel's hands. The bytes are the stream's queue's, which is not advanced before the
-/// completion.
-struct SendOperation {
-    message: libc::msghdr,
-    slices: Vec<libc::iovec>,
-}
-
-// SAFETY: the pointers lead to the heap memory of `slices` and to buffers that are shared and constant; neither is
-// bound to a thread. (The operation is only ever in flight in the ring's own thread.)
-unsafe impl Send for SendOperation {}
-
-impl fmt::Debug for SendOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SendOperation({} slices)", self.slices.len())
-    }
 }
 
 pub(super) struct Uring {
@@ -203,7 +174,7 @@ impl Uring {
     pub(super) fn update_receiving(&mut self, table: &mut Table, id: StreamId) {
         let Some(stream) = table.stream(id) else { return };
         let wanted =
-            stream.receiving && !stream.peer_finished && !matches!(stream.phase, Phase::Connecting | Phase::Dead);
+            stream.receiving && !stream.peer_end.has_come() && !matches!(stream.phase, Phase::Connecting | Phase::Dead);
         if wanted && !stream.uring.receiving {
             stream.uring.receiving = true;
             let entry = opcode::RecvMulti::new(Fd(stream.fd.as_raw_fd()), Provided::GROUP).build();
@@ -412,7 +383,7 @@ impl Uring {
             let Some(stream) = table.stream(id) else { return };
             match -result {
                 0 => {
-                    stream.peer_finished = true;
+                    stream.peer_end.note();
                     table.pending.push_back(Pending::Finished(id));
                 }
                 libc::ECANCELED | libc::ENOBUFS | libc::EINTR | libc::EAGAIN => {}
@@ -481,7 +452,7 @@ impl Uring {
                 // SAFETY: the kernel made this descriptor for us, and tells of it once.
                 let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
                 // Gone again before we could ask for its name: let it go.
-                let Some(peer) = super::socket::peer_of(&fd) else { return };
+                let Some(peer) = socket::peer_of(&fd) else { return };
                 table.counters.system_calls += 1;
                 if current && let Some(id) = table.accepted(listener, fd, peer) {
                     self.add_stream(table, id);
