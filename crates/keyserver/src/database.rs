@@ -10,8 +10,10 @@
 //! The sealed head binds all of it together: generation, sequence, the audit log's head and a keyed digest over every
 //! record. What is served comes from memory, so that a database that cannot be written any more still gives keys out.
 
+mod load;
 mod migrate;
 mod open;
+mod redb_file;
 mod replace;
 mod snapshot;
 #[cfg(test)]
@@ -563,7 +565,7 @@ impl Database {
     }
 
     fn store_error(&self, error: redb::Error) -> DatabaseError {
-        open::store_error(&self.directory, error)
+        redb_file::store_error(&self.directory, error)
     }
 }
 

@@ -158,7 +158,7 @@ impl Engine {
     fn recover(&self) -> Result<(), DatabaseError> {
         if self.database.recover()? {
             let state = self.database.state();
-            self.leases.begin_anew(Duration::from_millis(state.lease_ms), Instant::now());
+            self.leases.restart(Duration::from_millis(state.lease_ms), Instant::now());
             self.replication.go_on_from(state.sequence, state.head);
         }
         Ok(())
@@ -283,7 +283,7 @@ impl Engine {
         let stored = self.database.commit_as(&batch, to).map_err(unavailable)?;
         if to == Role::Primary {
             // The old primary gave keys out until now, for all that is known.
-            self.leases.begin_anew(Duration::from_millis(batch.lease_ms), Instant::now());
+            self.leases.restart(Duration::from_millis(batch.lease_ms), Instant::now());
         }
         self.replication.stored(&batch, before);
         self.wake();
@@ -300,45 +300,14 @@ impl Engine {
             Some(at) if Instant::now() < at => Err(NotStored::Later),
             _ => self.recover().map_err(NotStored::from),
         };
-        let state = self.database.state();
-        if state.role != Role::Primary {
-            drop(state);
-            return decline(group);
-        }
-        let before = state.head;
-        let terms = self.terms();
-        let mut draft = Draft::new(&self.database, &state, terms, &pending.recent);
-        pending.held.iter().for_each(|event| draft.log(event.clone()));
-        let results: Vec<Result<Outcome, Failure>> = group
-            .iter()
-            .map(|job| match &recovered {
-                Err(error) if job.operation.is_change() => Err(Failure::Unavailable(error.to_string())),
-                _ => draft.operate(&job.caller, &job.operation, job.at_ms),
-            })
-            .collect();
-        let (batch, rotated, changed) = (draft.batch(), draft.rotated(), draft.changed_domains());
-        let (fresh, again) = draft.told();
-        let lines: Vec<Event> = draft.lines_without_changes().collect();
-        drop(state);
-        let stored = match (recovered, batch) {
+        let Some(mut decision) = self.decide(group, pending, recovered.as_ref().err()) else { return decline(group) };
+        let stored = match (recovered, decision.batch.take()) {
             (Err(error), _) => Err(error),
-            (Ok(()), Some(batch)) => self.store(batch, before),
+            (Ok(()), Some(batch)) => self.store(batch, decision.before),
             (Ok(()), None) => Ok(Ok(())),
         };
         match stored {
-            Ok(after) => {
-                pending.settle(fresh, again, terms.now);
-                pending.held.clear();
-                (pending.retry_at, pending.pause) = (None, RETRY_MIN);
-                for (domain, old) in rotated {
-                    match old {
-                        0 => self.leases.created(domain, terms.now),
-                        _ => self.leases.rotated(domain, terms.now),
-                    }
-                }
-                let problem = after.err().map(|error| Problem { text: error.to_string(), ..Problem::default() });
-                answer(group, results, problem.as_ref());
-            }
+            Ok(after) => self.finish_stored(group, decision, after, pending),
             Err(error @ NotStored::NoStandby) => {
                 tracing::error!(%error, "nothing is changed");
                 let (changes, others): (Vec<&Job>, Vec<&Job>) = group.iter().partition(|job| job.operation.is_change());
@@ -348,28 +317,99 @@ impl Engine {
                 // The rest is decided again, and stored.
                 return self.commit_group(&others, pending);
             }
-            Err(error) => {
-                if !matches!(error, NotStored::Later) {
-                    tracing::error!(%error, "nothing can be changed; keys are given out");
-                }
-                if matches!(error, NotStored::Database(_)) {
-                    // Reopening reads all of it: not for each request.
-                    pending.retry_at = Some(Instant::now() + pending.pause);
-                    pending.pause = (pending.pause * 2).min(RETRY_MAX);
-                }
-                let is_full = lines.len() > HELD_LINES_MAX;
-                if !is_full {
-                    for event in lines.iter().skip(pending.held.len()) {
-                        tracing::warn!(target: "strongroom_keyserver::audit", "{}", event.text);
-                    }
-                    pending.held = lines.into();
-                    pending.settle(fresh, again, terms.now);
-                }
-                answer(group, results, Some(&Problem { text: error.to_string(), is_full, changed }));
-            }
+            Err(error) => finish_unstored(group, decision, &error, pending),
         }
         self.metrics.held_lines(pending.held.len());
     }
+
+    /// Decides every operation of a group; while the database is `broken`, changes are refused. `None` if this server is not the primary.
+    fn decide(&self, group: &[&Job], pending: &Pending, broken: Option<&NotStored>) -> Option<Decision> {
+        let state = self.database.state();
+        if state.role != Role::Primary {
+            return None;
+        }
+        let terms = self.terms();
+        let mut draft = Draft::new(&self.database, &state, terms, &pending.recent);
+        pending.held.iter().for_each(|event| draft.log(event.clone()));
+        let results = group
+            .iter()
+            .map(|job| match broken {
+                Some(error) if job.operation.is_change() => Err(Failure::Unavailable(error.to_string())),
+                _ => draft.operate(&job.caller, &job.operation, job.at_ms),
+            })
+            .collect();
+        let (fresh, again) = draft.told();
+        Some(Decision {
+            results,
+            batch: draft.batch(),
+            before: state.head,
+            rotated: draft.rotated(),
+            changed: draft.changed_domains(),
+            fresh,
+            again,
+            lines: draft.lines_without_changes().collect(),
+            at: terms.now,
+        })
+    }
+
+    /// The decision is durable; `after` tells whether everything after that succeeded too.
+    fn finish_stored(
+        &self,
+        group: &[&Job],
+        decision: Decision,
+        after: Result<(), DatabaseError>,
+        pending: &mut Pending,
+    ) {
+        pending.settle(decision.fresh, decision.again, decision.at);
+        pending.held.clear();
+        (pending.retry_at, pending.pause) = (None, RETRY_MIN);
+        for (domain, old) in decision.rotated {
+            match old {
+                0 => self.leases.created(domain, decision.at),
+                _ => self.leases.rotated(domain, decision.at),
+            }
+        }
+        let problem = after.err().map(|error| Problem { text: error.to_string(), ..Problem::default() });
+        answer(group, decision.results, problem.as_ref());
+    }
+}
+
+/// What was decided about a group of operations, before it is stored.
+struct Decision {
+    results: Vec<Result<Outcome, Failure>>,
+    batch: Option<Batch>,
+    /// The audit log's head without the batch.
+    before: AuditHead,
+    rotated: Vec<(SealingDomain, u32)>,
+    changed: BTreeSet<SealingDomain>,
+    /// Lines of the log that are new, and those that were written a short time ago.
+    fresh: BTreeSet<LineKey>,
+    again: Vec<LineKey>,
+    /// Lines to keep if the batch cannot be stored.
+    lines: Vec<Event>,
+    at: Instant,
+}
+
+/// Nothing of the decision is stored: its lines are kept for the next attempt, and what depends on changes is refused.
+fn finish_unstored(group: &[&Job], decision: Decision, error: &NotStored, pending: &mut Pending) {
+    if !matches!(error, NotStored::Later) {
+        tracing::error!(%error, "nothing can be changed; keys are given out");
+    }
+    if matches!(error, NotStored::Database(_)) {
+        // Reopening reads all of it: not for each request.
+        pending.retry_at = Some(Instant::now() + pending.pause);
+        pending.pause = (pending.pause * 2).min(RETRY_MAX);
+    }
+    let is_full = decision.lines.len() > HELD_LINES_MAX;
+    if !is_full {
+        for event in decision.lines.iter().skip(pending.held.len()) {
+            tracing::warn!(target: "strongroom_keyserver::audit", "{}", event.text);
+        }
+        pending.held = decision.lines.into();
+        pending.settle(decision.fresh, decision.again, decision.at);
+    }
+    let problem = Problem { text: error.to_string(), is_full, changed: decision.changed };
+    answer(group, decision.results, Some(&problem));
 }
 
 /// Why a transaction was not stored.

@@ -80,7 +80,7 @@ impl Leases {
     }
 
     /// Another server gave keys out until now, or it is not known any more what this one did.
-    pub(crate) fn begin_anew(&self, longest: Duration, now: Instant) {
+    pub(crate) fn restart(&self, longest: Duration, now: Instant) {
         let mut inner = self.lock();
         let longest = longest.max(inner.longest(now));
         (inner.began, inner.longest, inner.longest_until) = (now, longest, now + longest);
@@ -168,7 +168,7 @@ mod tests {
         let later = start + 3 * LEASE;
         assert!(leases.settles_in(DOMAIN, start) > 2 * LEASE, "a longer lease was stored");
         assert_eq!(leases.settles_in(DOMAIN, later), Duration::ZERO);
-        leases.begin_anew(LEASE, later);
+        leases.restart(LEASE, later);
         assert_eq!(leases.settles_in(DOMAIN, later), TERM, "the primary gave keys out until now");
     }
 }

@@ -235,59 +235,15 @@ impl<'a> Draft<'a> {
         result.map(|(outcome, _)| outcome)
     }
 
+    /// What comes of a request, and the words of the audit log for it.
     fn decide(&mut self, caller: &Caller, request: &Request) -> Result<(Outcome, String), Failure> {
         match request {
-            Request::Fetch { domain } | Request::Export { domain } => {
-                let volume = self.volume(*domain)?;
-                let rights = caller.identity.map(|identity| volume.rights(&identity)).unwrap_or_default();
-                let is_export = matches!(request, Request::Export { .. });
-                if !(if is_export { rights.administer } else { rights.open }) {
-                    return Err(Failure::Refused);
-                }
-                self.terms.leases.given(*domain, self.terms.now);
-                let told = format!("{} epochs={}", name_of(&volume), ranges(volume.epochs.keys().copied()));
-                Ok((Outcome::Volume(volume), told))
-            }
+            Request::Fetch { domain } => self.give_keys(caller, *domain, |rights| rights.open),
+            Request::Export { domain } => self.give_keys(caller, *domain, |rights| rights.administer),
             Request::Create(new) => self.create(caller, new, None),
             Request::Import(new, keys) => self.create(caller, new, Some(keys)),
-            Request::Grant { domain, identity, rights } => {
-                let mut volume = self.administered(caller, *domain)?;
-                if rights.is_empty() {
-                    return Err(Failure::Invalid("no right was named; use revoke to take all of them".into()));
-                }
-                let before = volume.rights(identity);
-                if before.administer && !rights.administer {
-                    keeps_administrator(&volume, identity)?;
-                }
-                if before.is_empty() && volume.grants.len() >= GRANTS_MAX {
-                    return Err(Failure::Conflict(format!(
-                        "a volume has at most {GRANTS_MAX} grants; revoke one first"
-                    )));
-                }
-                volume.grants.insert(*identity, *rights);
-                let mut told = format!("{} to={} rights={rights}", name_of(&volume), short(identity));
-                if has_keys(before) && !has_keys(*rights) {
-                    told += &format!(" epoch={}", self.add_epoch(&mut volume, EPOCHS_MAX)?);
-                }
-                self.put(volume);
-                Ok((Outcome::Done, told))
-            }
-            Request::Revoke { domain, identity } => {
-                let mut volume = self.administered(caller, *domain)?;
-                keeps_administrator(&volume, identity)?;
-                let Some(rights) = volume.grants.remove(identity) else {
-                    return Err(Failure::Invalid("this identity has no right to the volume; nothing to revoke".into()));
-                };
-                // What it had it keeps; what is written from now on it cannot open. If there is no room for an epoch, the right
-                // is taken all the same.
-                let epoch = match has_keys(rights) {
-                    true => self.add_epoch(&mut volume, EPOCHS_MAX).unwrap_or(0),
-                    false => volume.current,
-                };
-                let told = format!("{} from={} epoch={epoch}", name_of(&volume), short(identity));
-                self.put(volume);
-                Ok((Outcome::Epoch(epoch), told))
-            }
+            Request::Grant { domain, identity, rights } => self.grant(caller, *domain, identity, *rights),
+            Request::Revoke { domain, identity } => self.revoke(caller, *domain, identity),
             Request::Rotate { domain } => {
                 let mut volume = self.administered(caller, *domain)?;
                 let epoch = self.add_epoch(&mut volume, ROTATED_EPOCHS_MAX)?;
@@ -295,32 +251,7 @@ impl<'a> Draft<'a> {
                 self.put(volume);
                 Ok((Outcome::Epoch(epoch), told))
             }
-            Request::DestroyEpoch { domain, epoch, force } => {
-                let mut volume = self.administered(caller, *domain)?;
-                // Neither the one of now nor the one that all others know.
-                let stored = self.state.volumes.get(domain).map(|volume| volume.current);
-                if *epoch == volume.current || Some(*epoch) == stored {
-                    return Err(Failure::Conflict(
-                        "this epoch is the current one: rotate first, reseal what is under it, then destroy it".into(),
-                    ));
-                }
-                if volume.epochs.remove(epoch).is_none() {
-                    return Err(Failure::Invalid(format!(
-                        "the volume has no epoch {epoch}, or it is destroyed already"
-                    )));
-                }
-                let left = self.terms.settles_in(*domain);
-                if !force && !left.is_zero() {
-                    return Err(Failure::Conflict(format!(
-                        "an initiator that cannot reach this server may write under this epoch for another {} s: wait, or \
-                         destroy it with --now and lose what it writes",
-                        left.as_secs() + 1
-                    )));
-                }
-                let told = format!("{} epoch={epoch}{}", name_of(&volume), if *force { " forced" } else { "" });
-                self.put(volume);
-                Ok((Outcome::Done, told))
-            }
+            Request::DestroyEpoch { domain, epoch, force } => self.destroy_epoch(caller, *domain, *epoch, *force),
             Request::Destroy { domain } => {
                 let volume = self.administered(caller, *domain)?;
                 let told = name_of(&volume);
@@ -331,6 +262,103 @@ impl<'a> Draft<'a> {
             // Nothing else is handed in.
             _ => Err(Failure::Refused),
         }
+    }
+
+    /// Keys go to a caller who has the right that `may` looks for.
+    fn give_keys(
+        &self,
+        caller: &Caller,
+        domain: SealingDomain,
+        may: impl FnOnce(Rights) -> bool,
+    ) -> Result<(Outcome, String), Failure> {
+        let volume = self.volume(domain)?;
+        let rights = caller.identity.map(|identity| volume.rights(&identity)).unwrap_or_default();
+        if !may(rights) {
+            return Err(Failure::Refused);
+        }
+        self.terms.leases.given(domain, self.terms.now);
+        let told = format!("{} epochs={}", name_of(&volume), ranges(volume.epochs.keys().copied()));
+        Ok((Outcome::Volume(volume), told))
+    }
+
+    fn grant(
+        &mut self,
+        caller: &Caller,
+        domain: SealingDomain,
+        identity: &PublicKey,
+        rights: Rights,
+    ) -> Result<(Outcome, String), Failure> {
+        let mut volume = self.administered(caller, domain)?;
+        if rights.is_empty() {
+            return Err(Failure::Invalid("no right was named; use revoke to take all of them".into()));
+        }
+        let before = volume.rights(identity);
+        if before.administer && !rights.administer {
+            keeps_administrator(&volume, identity)?;
+        }
+        if before.is_empty() && volume.grants.len() >= GRANTS_MAX {
+            return Err(Failure::Conflict(format!("a volume has at most {GRANTS_MAX} grants; revoke one first")));
+        }
+        volume.grants.insert(*identity, rights);
+        let mut told = format!("{} to={} rights={rights}", name_of(&volume), short(identity));
+        if has_keys(before) && !has_keys(rights) {
+            told += &format!(" epoch={}", self.add_epoch(&mut volume, EPOCHS_MAX)?);
+        }
+        self.put(volume);
+        Ok((Outcome::Done, told))
+    }
+
+    fn revoke(
+        &mut self,
+        caller: &Caller,
+        domain: SealingDomain,
+        identity: &PublicKey,
+    ) -> Result<(Outcome, String), Failure> {
+        let mut volume = self.administered(caller, domain)?;
+        keeps_administrator(&volume, identity)?;
+        let Some(rights) = volume.grants.remove(identity) else {
+            return Err(Failure::Invalid("this identity has no right to the volume; nothing to revoke".into()));
+        };
+        // What it had it keeps; what is written from now on it cannot open. If there is no room for an epoch, the right
+        // is taken all the same.
+        let epoch = match has_keys(rights) {
+            true => self.add_epoch(&mut volume, EPOCHS_MAX).unwrap_or(0),
+            false => volume.current,
+        };
+        let told = format!("{} from={} epoch={epoch}", name_of(&volume), short(identity));
+        self.put(volume);
+        Ok((Outcome::Epoch(epoch), told))
+    }
+
+    fn destroy_epoch(
+        &mut self,
+        caller: &Caller,
+        domain: SealingDomain,
+        epoch: u32,
+        force: bool,
+    ) -> Result<(Outcome, String), Failure> {
+        let mut volume = self.administered(caller, domain)?;
+        // Neither the one of now nor the one that all others know.
+        let stored = self.state.volumes.get(&domain).map(|volume| volume.current);
+        if epoch == volume.current || Some(epoch) == stored {
+            return Err(Failure::Conflict(
+                "this epoch is the current one: rotate first, reseal what is under it, then destroy it".into(),
+            ));
+        }
+        if volume.epochs.remove(&epoch).is_none() {
+            return Err(Failure::Invalid(format!("the volume has no epoch {epoch}, or it is destroyed already")));
+        }
+        let left = self.terms.settles_in(domain);
+        if !force && !left.is_zero() {
+            return Err(Failure::Conflict(format!(
+                "an initiator that cannot reach this server may write under this epoch for another {} s: wait, or \
+                 destroy it with --now and lose what it writes",
+                left.as_secs() + 1
+            )));
+        }
+        let told = format!("{} epoch={epoch}{}", name_of(&volume), if force { " forced" } else { "" });
+        self.put(volume);
+        Ok((Outcome::Done, told))
     }
 
     fn create(

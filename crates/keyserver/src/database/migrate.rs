@@ -6,31 +6,18 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use redb::{ReadTransaction, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use redb::{ReadableDatabase as _, ReadableTable as _};
 
-use super::open::{open_store_in, store_error};
+use super::load::texts;
+use super::redb_file::{open_store, store_error};
 use super::{DATABASE_FILE, Database, DatabaseError, FORMAT, LINES, META, VOLUMES};
-use crate::audit::{AuditLine, stored};
+use crate::audit::stored;
 use crate::keys::MasterKey;
 
 #[cfg(test)]
 mod tests;
 
-/// The log of format 1.
-pub(super) const TEXTS: TableDefinition<'static, u64, &str> = TableDefinition::new("audit");
 const NEW_FILE: &str = "keys.redb.new";
-
-/// The lines of a database of format 1.
-pub(super) fn texts(directory: &Path, read: &ReadTransaction) -> Result<Vec<AuditLine>, DatabaseError> {
-    let collect = || -> Result<Vec<AuditLine>, redb::Error> {
-        let mut lines = Vec::new();
-        for entry in read.open_table(TEXTS)?.iter()? {
-            lines.push(AuditLine { text: entry?.1.value().to_owned(), key: None });
-        }
-        Ok(lines)
-    };
-    collect().map_err(|error| store_error(directory, error))
-}
 
 /// Whether the database is of an older format.
 pub(super) fn is_older(database: &Database) -> Result<bool, DatabaseError> {
@@ -58,7 +45,7 @@ pub(super) fn to_this_format(database: Database, master: &dyn MasterKey) -> Resu
     let store = database.store()?;
     let read = store.begin_read().map_err(|error| database.store_error(error.into()))?;
     let lines = texts(&directory, &read)?;
-    let new = open_store_in(&directory, NEW_FILE, None)?;
+    let new = open_store(&directory, NEW_FILE, None)?;
     let copy = || -> Result<(), redb::Error> {
         let transaction = new.begin_write()?;
         {

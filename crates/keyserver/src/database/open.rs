@@ -1,26 +1,21 @@
 //! Making a database, and opening one: everything in it is checked before anything of it is served.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use redb::backends::FileBackend;
-use redb::{ReadableDatabase, ReadableTable};
-use strongroom_block::SealingDomain;
-
+use super::load::load;
+use super::redb_file::{guarded, open_store, store_error};
 use super::{
-    Backend, DATABASE_FILE, Database, DatabaseError, DatabaseState, FORMAT, HEAD_CONTEXT, Head, LINES, META,
-    SHRED_FILE, VOLUMES, digest_of, lock, migrate, volume_context,
+    DATABASE_FILE, Database, DatabaseError, DatabaseState, FORMAT, HEAD_CONTEXT, Head, LINES, META, SHRED_FILE,
+    VOLUMES, lock, migrate,
 };
-use crate::audit::{AuditHead, stored};
-use crate::batch::{Role, slots_of};
+use crate::audit::AuditHead;
+use crate::batch::Role;
 use crate::keys::{MasterKey, RootKey, random};
 use crate::shred::ShredFile;
-use crate::volume::Volume;
 
 impl Database {
     /// Opens the database in `directory`; makes one if there is nothing.
@@ -79,7 +74,7 @@ impl Database {
         if !directory.join(DATABASE_FILE).exists() {
             return Err(DatabaseError::Foreign { path: directory.to_owned() });
         }
-        let store = open_store(directory, full.as_ref())?;
+        let store = open_store(directory, DATABASE_FILE, full.as_ref())?;
         let (root, state) =
             guarded(directory, || load(directory, &store, |wrapped| Ok(Arc::new(RootKey::unwrap(master, wrapped)?))))?;
         let shred = open_shred(directory, &state)?;
@@ -112,7 +107,7 @@ impl Database {
         }
         let root = Arc::new(RootKey::fresh(master)?);
         let shred = ShredFile::create(&directory.join(SHRED_FILE), id).map_err(io("make", SHRED_FILE))?;
-        let store = open_store(directory, None)?;
+        let store = open_store(directory, DATABASE_FILE, None)?;
         let state = DatabaseState::empty(id, role);
         let sealed_head = root.seal(HEAD_CONTEXT, &Head::of(&state).encode());
         let write = || -> Result<(), redb::Error> {
@@ -149,7 +144,7 @@ impl Database {
             return Ok(false);
         }
         self.forget_cached();
-        let opened = open_store(&self.directory, self.full.as_ref())?;
+        let opened = open_store(&self.directory, DATABASE_FILE, self.full.as_ref())?;
         let (_, state) = guarded(&self.directory, || {
             load(&self.directory, &opened, |wrapped| {
                 let same = wrapped == self.root.wrapped();
@@ -180,55 +175,6 @@ fn is_vacant(directory: &Path) -> Result<bool, DatabaseError> {
     }
 }
 
-fn open_store(directory: &Path, full: Option<&Arc<AtomicBool>>) -> Result<Arc<redb::Database>, DatabaseError> {
-    open_store_in(directory, DATABASE_FILE, full)
-}
-
-pub(super) fn open_store_in(
-    directory: &Path,
-    name: &str,
-    full: Option<&Arc<AtomicBool>>,
-) -> Result<Arc<redb::Database>, DatabaseError> {
-    let path = directory.join(name);
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let file = file.map_err(|source| DatabaseError::Io { what: "open", path: path.clone(), source })?;
-    let opened = guarded(directory, || {
-        let opened = FileBackend::new(file)
-            .and_then(|file| redb::Builder::new().create_with_backend(Backend { file, full: full.cloned() }));
-        let mut store = opened.map_err(|error| store_error(directory, error.into()))?;
-        match store.check_integrity() {
-            Ok(_) => Ok(store),
-            Err(error) => Err(store_error(directory, error.into())),
-        }
-    })?;
-    Ok(Arc::new(opened))
-}
-
-/// The store panics at some kinds of damage; that is damage, and no more.
-fn guarded<T>(directory: &Path, work: impl FnOnce() -> Result<T, DatabaseError>) -> Result<T, DatabaseError> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(DatabaseError::Damaged { path: directory.to_owned(), what: "its pages do not fit together".into() })
-    })
-}
-
-pub(super) fn store_error(directory: &Path, error: redb::Error) -> DatabaseError {
-    let path = directory.join(DATABASE_FILE);
-    match error {
-        redb::Error::DatabaseAlreadyOpen => DatabaseError::InUse { path },
-        redb::Error::Io(source) if source.kind() == std::io::ErrorKind::InvalidData => {
-            DatabaseError::Damaged { path: directory.to_owned(), what: "it is no database".into() }
-        }
-        redb::Error::Corrupted(what) => DatabaseError::Damaged { path: directory.to_owned(), what },
-        redb::Error::RepairAborted
-        | redb::Error::TableTypeMismatch { .. }
-        | redb::Error::TableDoesNotExist(_)
-        | redb::Error::TypeDefinitionChanged { .. } => {
-            DatabaseError::Damaged { path: directory.to_owned(), what: error.to_string() }
-        }
-        error => DatabaseError::Store { path, source: Box::new(error) },
-    }
-}
-
 fn open_shred(directory: &Path, state: &DatabaseState) -> Result<ShredFile, DatabaseError> {
     let path = directory.join(SHRED_FILE);
     let shred = ShredFile::open(&path, state.id).map_err(|source| DatabaseError::Io {
@@ -254,84 +200,4 @@ fn open_shred(directory: &Path, state: &DatabaseState) -> Result<ShredFile, Data
         }
     }
     Ok(shred)
-}
-
-/// Reads and checks everything.
-fn load(
-    directory: &Path,
-    store: &redb::Database,
-    root_of: impl FnOnce(&[u8]) -> Result<Arc<RootKey>, DatabaseError>,
-) -> Result<(Arc<RootKey>, DatabaseState), DatabaseError> {
-    let damaged = |what: &str| DatabaseError::Damaged { path: directory.to_owned(), what: what.to_owned() };
-    let failed = |error: redb::Error| store_error(directory, error);
-    let read = store.begin_read().map_err(|error| failed(error.into()))?;
-    let meta = read.open_table(META).map_err(|error| failed(error.into()))?;
-    let get = |name: &str| -> Result<Vec<u8>, DatabaseError> {
-        let value = meta.get(name).map_err(|error| failed(error.into()))?;
-        value.map(|value| value.value().to_vec()).ok_or_else(|| damaged(&format!("its {name} is missing")))
-    };
-    let format = match get("format")?[..] {
-        [format @ 1..=FORMAT] => format,
-        [newer] if newer > FORMAT => return Err(DatabaseError::Newer { path: directory.to_owned() }),
-        _ => return Err(damaged("its format is unknown")),
-    };
-    let id: [u8; 16] = get("id")?.try_into().map_err(|_| damaged("its id is malformed"))?;
-    let root = root_of(&get("root")?)?;
-    let head = root.open(HEAD_CONTEXT, &get("head")?).ok_or_else(|| damaged("its head does not open"))?;
-    let head = Head::decode(&head).map_err(|_| damaged("its head is malformed"))?;
-    let mut state = DatabaseState::empty(id, head.role);
-    (state.generation, state.sequence, state.previous) = (head.generation, head.sequence, head.previous);
-    state.lease_ms = head.lease_ms;
-    let volumes = read.open_table(VOLUMES).map_err(|error| failed(error.into()))?;
-    let mut slots = BTreeSet::new();
-    for entry in volumes.iter().map_err(|error| failed(error.into()))? {
-        let (domain, sealed) = entry.map_err(|error| failed(error.into()))?;
-        let domain = SealingDomain(domain.value().try_into().map_err(|_| damaged("a record has no proper name"))?);
-        let record = root.open(&volume_context(domain), sealed.value());
-        let record = record.ok_or_else(|| damaged(&format!("the record of {domain} does not open")))?;
-        let volume = Volume::decode(&record).map_err(|_| damaged(&format!("the record of {domain} is malformed")))?;
-        let own = slots_of([&volume]);
-        if volume.domain != domain || own.len() != volume.epochs.len() || !slots.is_disjoint(&own) {
-            return Err(damaged(&format!("the record of {domain} is malformed")));
-        }
-        slots.extend(own);
-        let digest = digest_of(&root, domain, sealed.value());
-        state.digest = [0, 1].map(|half| state.digest[half].wrapping_add(digest[half]));
-        state.digests.insert(domain, digest);
-        state.put(domain, Some(volume));
-    }
-    if state.digest != head.digest {
-        return Err(damaged("a record is missing, or an older one was put in its place"));
-    }
-    let audit_error = |source| DatabaseError::Audit { path: directory.to_owned(), source };
-    let mut unopened = None;
-    if format == 1 {
-        for line in migrate::texts(directory, &read)? {
-            state.head = state.head.then(&line).map_err(audit_error)?;
-        }
-    } else {
-        let lines = read.open_table(LINES).map_err(|error| failed(error.into()))?;
-        for entry in lines.iter().map_err(|error| failed(error.into()))? {
-            let (number, line) = entry.map_err(|error| failed(error.into()))?;
-            state.head = match stored::decode(&root, number.value(), line.value()) {
-                Some(line) => state.head.then(&line).map_err(audit_error)?,
-                // The chain says more of what was done to the log, and needs no key.
-                None => {
-                    unopened.get_or_insert(number.value());
-                    state.head.then_sealed(stored::sealed_of(line.value()))
-                }
-            };
-        }
-    }
-    if state.head.lines < head.audit.lines {
-        let (found, expected) = (state.head.lines, head.audit.lines);
-        return Err(audit_error(crate::AuditError::Truncated { found, expected }));
-    }
-    if state.head != head.audit {
-        return Err(audit_error(crate::AuditError::Altered { lines: state.head.lines }));
-    }
-    if let Some(number) = unopened {
-        return Err(damaged(&format!("line {number} of its audit log does not open")));
-    }
-    Ok((root, state))
 }

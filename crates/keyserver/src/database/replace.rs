@@ -42,7 +42,7 @@ impl Database {
             }
             (state, volumes)
         };
-        let (mut taken, mut slots, mut wrapped_anew) = (BTreeSet::new(), Vec::new(), Vec::new());
+        let (mut taken, mut slots, mut rewrapped) = (BTreeSet::new(), Vec::new(), Vec::new());
         for mut volume in volumes {
             let keys = self.open_keys(&volume)?;
             for (number, epoch) in &mut volume.epochs {
@@ -53,11 +53,11 @@ impl Database {
                 taken.insert(slot);
                 slots.push((slot, shred));
             }
-            wrapped_anew.push(volume);
+            rewrapped.push(volume);
         }
         let filled = self.shred.write().unwrap_or_else(PoisonError::into_inner).fill(&slots, state.sequence);
         filled.map_err(|source| self.io("write", SHRED_FILE, source))?;
-        state = self.replace_all(&root, state, wrapped_anew, &lines)?;
+        state = self.replace_all(&root, state, rewrapped, &lines)?;
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
         self.shred_unused()
     }

@@ -142,7 +142,7 @@ fn the_same_again_is_one_line() {
 /// A transaction whose last sync failed may be stored after all, and with it a rotation that no client was told of: what was lent before it
 /// is waited for.
 #[test]
-fn after_a_failed_write_leases_are_counted_anew() {
+fn after_a_failed_write_leases_restart() {
     let group = Group::new();
     let hour = Duration::from_secs(3600);
     group.engine.leases.lend(hour, Duration::ZERO, Instant::now());
@@ -157,7 +157,7 @@ fn after_a_failed_write_leases_are_counted_anew() {
 
 /// What follows goes on from what is stored, not from what was lost: no standby is given everything again and again.
 #[test]
-fn a_standby_of_a_server_that_was_opened_anew_is_given_one_snapshot() {
+fn a_standby_of_a_reopened_server_is_given_one_snapshot() {
     let group = Group::new();
     group.engine.replication.enable(true);
     group.full.store(true, Ordering::SeqCst);

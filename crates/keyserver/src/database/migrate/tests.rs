@@ -9,9 +9,10 @@ use strongroom_handshake::PublicKey;
 use strongroom_seal::{KeyPurpose, VolumeKeyFile};
 use tempfile::TempDir;
 
+use super::super::load::TEXTS;
 use super::super::{HEAD_CONTEXT, Head, Snapshot};
 use super::*;
-use crate::audit::AuditHead;
+use crate::audit::{AuditHead, AuditLine};
 use crate::batch::{Batch, Role};
 use crate::config::Roles;
 use crate::engine::Engine;
