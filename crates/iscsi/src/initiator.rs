@@ -18,7 +18,6 @@ mod submission;
 mod task;
 mod task_set;
 mod text_exchange;
-mod transport;
 mod types;
 mod window;
 

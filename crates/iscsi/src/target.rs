@@ -27,7 +27,6 @@ mod task;
 mod task_set;
 mod tasks;
 mod text_exchange;
-mod transport;
 mod types;
 mod write;
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use strongroom_block::Buffer;
+use strongroom_scsi::transport::target::Session as _;
 
 use super::{Source, chap_policy};
 use crate::pdu::fields::{self, Field};

@@ -1,6 +1,7 @@
 //! The session: its state, and what a driver and the application call. What answers do is in `answers`.
 
 mod answers;
+mod transport;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,6 +1,7 @@
 //! The session: its state, and what a driver and the application call. What requests do is in `requests`.
 
 mod requests;
+mod transport;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -328,17 +329,6 @@ impl Session {
     /// there already stays, and so does what commands may hold behind a missing one: only further writes are held back.
     pub fn set_write_memory_max(&mut self, bytes: u64) {
         self.tasks.set_memory_max(&mut self.connections, bytes);
-    }
-
-    /// Memory that commands of this session take, in bytes: write data that is there or was requested, and responses that wait to be
-    /// sent.
-    pub fn memory_bytes(&self) -> u64 {
-        self.tasks.memory().total() + self.order.buffer().memory_bytes()
-    }
-
-    /// Bytes of read data that were not sent yet.
-    pub fn unsent_bytes(&self) -> u64 {
-        self.tasks.memory().unsent()
     }
 
     /// Answers a `Command`. False when the task is gone (aborted, or the session closed): nothing will be sent.

@@ -13,6 +13,7 @@ use strongroom_iscsi::target::{
     TaskManagementResult,
 };
 use strongroom_iscsi::{CloseReason, Lun};
+use strongroom_scsi::transport::target::Session as _;
 use strongroom_scsi::{NexusId, Sense};
 
 use super::connection::ConnectionKey;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use strongroom_channel::Scheme;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Response, TaskId};
 use strongroom_scsi::NexusId;
+use strongroom_scsi::transport::target::Session as _;
 
 use super::connection::ConnectionKey;
 use super::grant::{LoginGrant, UnitAddress};

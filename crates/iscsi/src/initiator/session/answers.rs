@@ -138,7 +138,7 @@ impl Session {
                 if self.end_reassignment(now, tag, result) || self.end_function(tag, Some(id), result.into()) {
                     return Ok(());
                 }
-                Err(PeerMisbehaved::UnknownTask { what: "a task management response", task_tag: tag })
+                Err(unknown_task("a task management response", tag))
             }
             Answer::Text(header) => {
                 let targets = self.exchanges.take_text(connection, &header, &pdu.data)?;
@@ -151,15 +151,9 @@ impl Session {
                     Some(false) => self.end(closed_here("the target does not recover connections after all")),
                     None if self.logout_tag == Some(header.initiator_task_tag) => {
                         self.reconnect_after = seconds(header.time2wait_s);
-                        self.end(match header.result {
-                            LogoutResult::Closed => CloseReason::LoggedOut,
-                            _ => closed_here("the target did not clean up at logout"),
-                        });
+                        self.end(logged_out(header.result));
                     }
-                    None => {
-                        let task_tag = header.initiator_task_tag;
-                        return Err(PeerMisbehaved::UnknownTask { what: "a logout response", task_tag });
-                    }
+                    None => return Err(unknown_task("a logout response", header.initiator_task_tag)),
                 }
                 Ok(())
             }
@@ -359,6 +353,18 @@ fn completed(header: &ScsiResponse, pdu: &Pdu, in_channel: bool) -> Completed {
         residual: header.residual,
         moved_bytes: 0,
         written: if in_channel { ahs::written(&pdu.ahs).unwrap_or_default() } else { None },
+    }
+}
+
+fn unknown_task(what: &'static str, task_tag: u32) -> PeerMisbehaved {
+    PeerMisbehaved::UnknownTask { what, task_tag }
+}
+
+/// How the session ends when the target has answered its logout.
+fn logged_out(result: LogoutResult) -> CloseReason {
+    match result {
+        LogoutResult::Closed => CloseReason::LoggedOut,
+        _ => closed_here("the target did not clean up at logout"),
     }
 }
 
