@@ -1,4 +1,4 @@
-//! Proves that whoever holds the wire can end a channel and nothing else: what is replayed, reordered, reflected,
+//! Proves that an attacker on the wire can end a channel and nothing else: what is replayed, reordered, reflected,
 //! dropped, cut, spliced or flipped ends it, and no byte of a header or of protected data gets through changed. Also:
 //! what is sent arrives, in any pieces, across changes of keys; and limits hold before anything is stored.
 

@@ -41,7 +41,7 @@ fn counted(
     (since(&at_initiator, before.0), since(&at_target, before.1))
 }
 
-/// `E` over `encrypted` bytes and `HMAC` over `authenticated` bytes at both ends, whatever the suite: the paper's own too.
+/// `E` over `encrypted` bytes and `HMAC` over `authenticated` bytes at both ends, for every suite: the paper's own too.
 fn assert_row(scheme: Scheme, kind: FrameKind, (header, data): (usize, usize), encrypted: usize, authenticated: usize) {
     let (encrypted, authenticated) = (encrypted as u64, authenticated as u64);
     let sender = CryptoBytes { encrypted, mac_made: authenticated, ..CryptoBytes::default() };

@@ -1,4 +1,4 @@
-//! Proves that every suite opens what it sealed and nothing else, in place and out of place, whatever the length; and that its
+//! Proves that every suite opens what it sealed and nothing else, in place and out of place, at every length; and that its
 //! bytes are those that an independent implementation (Python's `cryptography` and `hmac`) makes.
 
 use strongroom_block::Suite;

@@ -338,7 +338,7 @@ fn what_is_not_tls_is_told_at_its_first_bytes() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever arrives: an error or a wait, never a panic, never a finish, never an endless loop.
+    /// For all input: an error or a wait, never a panic, never a finish, never an endless loop.
     #[test]
     fn garbage_finishes_nothing(record_type in 0x14u8..0x18, mut body in proptest::collection::vec(any::<u8>(), 1..600),
                                 piece in 1usize..700) {

@@ -1,4 +1,4 @@
-//! Proves that two nodes which know each other agree on keys whatever pieces their bytes arrive in, and that every other
+//! Proves that two nodes which know each other agree on keys no matter in which pieces their bytes arrive, and that every other
 //! meeting ends with an error at *both* ends that says what to do.
 
 use std::sync::Arc;
@@ -191,7 +191,7 @@ fn the_suite_is_part_of_what_is_agreed_on() {
     assert_eq!(meeting(&[weak], &[strong]), (refused.clone(), refused));
 }
 
-/// Whoever stands between the two nodes strikes the better schemes from the offer, which is not encrypted: the handshake
+/// An attacker between the two nodes strikes the better schemes from the offer, which is not encrypted: the handshake
 /// does not come to an end.
 #[test]
 fn attack_downgrade_of_the_schemes_ends_the_handshake() {

@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_whatever_was_measured() {
+    fn bounds_hold_for_every_measurement() {
         let bounds = Bounds { n_max: 32, c_max: 3, bytes_max: 1 << 20 };
         for rate in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-3, 1.0, 1e18] {
             for seal in [0.0, f64::NAN, f64::INFINITY, 1.0, 1e12] {

@@ -26,7 +26,8 @@ pub use error::PduError;
 pub use fields::Sequence;
 pub use request_codes::{LogoutReason, TaskFunction};
 pub use requests::{
-    DataOut, LoginRequest, LogoutRequest, NopOut, Request, ScsiCommand, Snack, TaskManagementRequest, TextRequest,
+    DataOut, LoginRequest, LogoutRequest, NopOut, Request, ScsiCommand, SnackRequest, TaskManagementRequest,
+    TextRequest,
 };
 pub use session_answers::{LoginResponse, LogoutResponse, TextResponse};
 pub use strongroom_scsi::transport::{Lun, TaskAttribute as Attribute};

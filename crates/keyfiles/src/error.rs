@@ -121,7 +121,7 @@ pub enum KeyStorageError {
     },
     /// The key file records another volume under this name.
     #[error(
-        "the target shows another volume than '{name}', which the key file {} records; if the volume was made anew, add --forget-volume; \
+        "the target shows another volume than '{name}', which the key file {} records; if the volume was recreated, add --forget-volume; \
          if there are two of that name, use a key file of its own for each",
         path.display()
     )]

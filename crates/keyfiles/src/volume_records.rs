@@ -28,7 +28,7 @@ pub enum Domain<'a> {
 pub enum Others {
     /// There must be none.
     Refuse,
-    /// They are forgotten: the volume was made anew.
+    /// They are forgotten: the volume was recreated.
     Forget,
     /// They stay: the volume is about to take the other one's place.
     Keep,

@@ -57,7 +57,7 @@ impl WrappingKeyFile {
         self.wrapper(&read_key_file(&self.path)?)
     }
 
-    /// Destroys the key and puts a new one in its place. Whatever was wrapped before can never be opened again.
+    /// Destroys the key and puts a new one in its place. What was wrapped before can never be opened again.
     ///
     /// # Errors
     /// Only if the old key may still be on the disk.

@@ -52,7 +52,7 @@ fn options(setup_timeout: Duration) -> LinkOptions {
 /// A thread's runtime with the links on it: the glue that target and initiator each have in their own way.
 struct Node {
     runtime: Runtime,
-    /// How long whoever is accepted from now on may take.
+    /// How long a connection accepted from now on may take.
     setup_timeout: Duration,
     links: HashMap<StreamId, Link>,
     full: HashMap<StreamId, bool>,

@@ -186,7 +186,7 @@ fn a_copy_goes_on_where_it_was_interrupted() {
             let to = if to_file { Endpoint::File(path.clone()) } else { ends(&device) };
             let resume = note(dir.path());
             let options = CopyOptions { sha256, ..CopyOptions::default() };
-            // It ends at a block that cannot be read, and begins anew when that can.
+            // It ends at a block that cannot be read, and starts again when that can.
             from.fail_at(Lba(10_000), DeviceErrorKind::Medium);
             let error = copy_resumable(&ends(&from), &to, options, Some(&resume), &mut quiet).unwrap_err();
             assert!(matches!(error, CopyError::Source(_)), "{error}");

@@ -258,7 +258,7 @@ fn a_restart_of_the_target_is_survived_in_the_midst_of_writes() {
     device.detach().unwrap();
 }
 
-/// Whoever gives an attachment up gets it at once, and everybody who waits for it too.
+/// The caller that gives an attachment up is answered at once, and so is every thread that waits for it.
 #[test]
 fn an_abandoned_device_keeps_nobody() {
     let mut host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);

@@ -115,7 +115,7 @@ impl Scene {
         copy
     }
 
-    /// Two writes under way at the same time, so that something follows whatever is done to the first.
+    /// Two writes under way at the same time, so that something follows the attack on the first.
     fn write_twice(&self, mark: u8) {
         for (token, lba) in [(1, AT), (2, Lba(AT.0 + 100))] {
             let data = blocks(mark);

@@ -19,7 +19,7 @@ const WRITES: u64 = 8;
 
 /// What the target was asked for and sent.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Work {
+struct WorkSummary {
     /// To the target, then to the initiator: kind, bytes of the whole message.
     messages: [Vec<(u8, usize)>; 2],
     commands: u64,
@@ -44,7 +44,7 @@ fn done(device: &RemoteDevice) -> Option<BufferMut> {
 }
 
 /// One after the other, so that what is sent does not depend on the time.
-fn measure(volume: &str, scheme: Scheme, is_beforehand: bool) -> (Work, CryptoBytes) {
+fn measure(volume: &str, scheme: Scheme, is_beforehand: bool) -> (WorkSummary, CryptoBytes) {
     let mut open = VolumeSpec::sealed("open", SIZE);
     open.sealed.as_mut().expect("it is sealed").mode = Mode::AuthenticateOnly;
     let host = Host::start(&[VolumeSpec::sealed("vault", SIZE), trusted(), open, VolumeSpec::plain("disk", SIZE)]);
@@ -104,7 +104,7 @@ fn measure(volume: &str, scheme: Scheme, is_beforehand: bool) -> (Work, CryptoBy
         let (now, before) = (crypto(now), crypto(before));
         std::array::from_fn(|at| now[at] - before[at])
     };
-    let work = Work {
+    let work = WorkSummary {
         messages: [to_target, to_initiator].map(|seen| std::mem::take(&mut *seen.lock().unwrap())),
         commands: stats.commands - before.commands,
         bytes: (stats.bytes_written - before.bytes_written, stats.bytes_read - before.bytes_read),

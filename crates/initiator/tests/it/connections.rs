@@ -113,7 +113,7 @@ fn a_session_outlives_its_connections_and_sends_nothing_again() {
 
 /// Who was given up while the session would still have been kept gets another one.
 #[test]
-fn a_session_that_was_given_up_while_it_was_suspended_is_made_anew() {
+fn a_session_that_was_given_up_while_it_was_suspended_is_replaced() {
     let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
     let wire = Wire::before(&host);
     let mut options = host.options(wire.url("disk"));
@@ -140,7 +140,7 @@ fn a_session_that_was_given_up_while_it_was_suspended_is_made_anew() {
 }
 
 #[test]
-fn below_level_2_the_session_is_made_anew() {
+fn below_level_2_the_session_is_replaced() {
     let host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
     let wire = Wire::before(&host);
     let mut options = host.options(wire.url("vault"));

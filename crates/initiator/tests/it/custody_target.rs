@@ -29,7 +29,7 @@ fn data(round: u8) -> Vec<u8> {
     data
 }
 
-/// Passes bytes on, whatever they are, and keeps them.
+/// Passes all bytes on unchanged, and keeps them.
 fn recorder(target: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

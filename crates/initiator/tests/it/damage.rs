@@ -1,4 +1,4 @@
-//! Proves that a wire that damages bits costs time and nothing else: with digests whatever was damaged comes again, within the
+//! Proves that a wire that damages bits costs time and nothing else: with digests what was damaged comes again, within the
 //! command or over a new connection.
 
 use std::io::{Read, Write};

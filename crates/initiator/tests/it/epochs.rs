@@ -1,4 +1,4 @@
-//! Proves what an attachment does with keys that a server lends: it follows rotations without a pause, whatever the target says of
+//! Proves what an attachment does with keys that a server lends: it follows rotations without a pause, no matter what the target says of
 //! epochs; it works on while the server is away until the lease ends, and no longer; and keys that are taken back are gone at once.
 //! The server here is a value that the test holds; a real one is in the tests of the binary.
 
@@ -19,7 +19,7 @@ use strongroom_target::{SealedSpec, VolumeSpec};
 use crate::support::{Host, SIZE, Wire};
 
 const BLOCK: usize = 4096;
-/// Blocks of a write that is larger than what a socket takes before anybody reads.
+/// Blocks of a write that is larger than what a socket takes before the peer reads.
 const HELD: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(3600);
@@ -165,7 +165,7 @@ fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_rotation_is_followed_while_attached_whatever_the_target_says() {
+fn a_rotation_is_followed_while_attached_even_if_the_target_lies() {
     let host = host();
     let server = Server::with(&[(1, 7)]);
     let device = formatted(&host, &server);
@@ -226,7 +226,7 @@ fn nobody_is_asked_about_an_epoch_that_is_over() {
     write(&device, 1, 1);
     server.change(|says| says.epochs = [(2, 8)].into());
     eventually("the old epoch is gone", || keys(&device).epochs == [2]);
-    // Whatever newer epochs somebody makes up beside it.
+    // Even if an attacker invents newer epochs beside it.
     let stranger = attach(&host, &Server::with(&[(9, 9)]));
     write(&stranger, 5, 6);
     flush_blocking(&stranger).unwrap();
@@ -366,7 +366,7 @@ fn keys_that_are_taken_back_are_gone_at_once_and_open_nothing_newer() {
     let another = attach(&host, &Server::with(&[(1, 7), (2, 8)]));
     write(&another, 1, 2);
     flush_blocking(&another).unwrap();
-    // Whoever kept the old key has nothing of what was written since.
+    // An attacker with the old key has nothing of what was written since.
     let thief = attach(&host, &Server::with(&[(1, 7)]));
     assert_eq!(read(&thief, 1), Err(DeviceErrorKind::NoKey));
 }
@@ -433,7 +433,7 @@ fn a_pass_leaves_nothing_under_the_old_epoch_and_goes_on_where_it_was_stopped() 
     assert_eq!([700, 701, 4000].map(|lba| read(&device, lba)), [Ok(3), Ok(6), Ok(5)]);
 }
 
-/// Whatever others write, discard or guard meanwhile is neither undone nor left under the old epoch.
+/// What others write, discard or guard meanwhile is neither undone nor left under the old epoch.
 #[test]
 fn a_pass_disturbs_no_other_writer() {
     const PLACES: u64 = 64;
@@ -512,7 +512,7 @@ fn attack_key_an_epoch_that_goes_back_is_refused() {
     );
 }
 
-/// Where a reseal goes on is not for anybody else to say: a later place than it had come to would leave blocks to be destroyed.
+/// Nobody else may say where a reseal resumes: a later position than it had reached would leave blocks to be destroyed.
 #[test]
 fn attack_key_a_note_that_was_changed_or_is_of_another_volume_is_none() {
     let host = host();

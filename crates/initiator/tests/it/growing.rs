@@ -1,5 +1,5 @@
 //! Proves that an attached volume grows in place, and only by what can be read: a sealed one by what somebody with the key has
-//! sealed, whatever the target says; and that it never shrinks.
+//! sealed, no matter what the target says; and that it never shrinks.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};

@@ -1,4 +1,4 @@
-//! Proves the pipeline against a real target: whatever its depth, what was written is read, in order where it must be; connections may be
+//! Proves the pipeline against a real target: at every depth, what was written is read, in order where it must be; connections may be
 //! cut and targets restarted meanwhile; reads are fetched ahead, and never show what was before a write of ours.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Proves that channels change their keys while blocks go both ways, under every scheme, without anybody noticing but the counters;
+//! Proves that channels change their keys while blocks go both ways, under every scheme, unnoticed except by the counters;
 //! and that a node whose key is struck off loses its sessions at once.
 
 use std::sync::Arc;
@@ -105,7 +105,7 @@ fn attack_go_on_after_the_identity_was_revoked() {
         assert!(revoked_at.elapsed() < Duration::from_secs(10), "{scheme}: {:?}", revoked_at.elapsed());
         assert!(error.message.contains("[[peer]]"), "and she is not let in again: {error}");
         assert!(write_blocking(&*alice, Lba(0), Buffer::copy_from(&[1; BLOCK]), false).is_err());
-        // Whoever was not struck off goes on.
+        // A peer that was not struck off goes on.
         write_blocking(&*bob, Lba(1), Buffer::copy_from(&[2; BLOCK]), false).unwrap();
         assert_eq!(bob.status().connections, 1);
         bob.detach().unwrap();

@@ -1,5 +1,5 @@
 //! Proves, over real sockets with a proxy in between that reads no key: under every scheme, what one initiator writes the
-//! others open, whatever their scheme; each end does exactly the cryptography that the lazy-crypto paper's Table 1 says; and
+//! others open, under any scheme; each end does exactly the cryptography that the lazy-crypto paper's Table 1 says; and
 //! the wire shows exactly what the scheme says that it shows.
 
 use std::io::{Read, Write};
@@ -97,7 +97,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, to_target: bool, seen: &Mutex
     let (mut waiting, mut input) = (Vec::new(), vec![0; 64 << 10]);
     while let Ok(count @ 1..) = from.read(&mut input) {
         waiting.extend_from_slice(&input[..count]);
-        // Read before it is passed on: whoever waits for an answer finds everything before it counted.
+        // Read before it is passed on: when an answer arrives, everything before it has been counted.
         while let Some(message_bytes) = message(&waiting, to_target, seen) {
             waiting.drain(..message_bytes);
         }

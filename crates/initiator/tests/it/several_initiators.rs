@@ -264,7 +264,7 @@ fn the_checker_tells_a_value_that_comes_back() {
 
 /// Three attachments write and read a few blocks while their connections are cut again and again.
 #[test]
-fn each_block_is_linearizable_whatever_becomes_of_connections() {
+fn each_block_is_linearizable_when_connections_fail() {
     const BLOCKS: u64 = 4;
     /// Requests of each attachment at least; they go on until there were enough cuts as well.
     const ROUNDS_MIN: u64 = 250;

@@ -2,7 +2,7 @@
 //! also while one is killed (SIGKILL, a process of its own) and started again and again; and that reservations hold there.
 //!
 //! Each writes a count into its own half of every shared block, guarded, and into whole blocks of its own. A count only grows, so
-//! whatever is read in the end must be between the last one acknowledged and the last one begun.
+//! what is read in the end must be between the last one acknowledged and the last one begun.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -133,7 +133,7 @@ fn follow_bob(host: &Host, shared: (&str, Scheme), kill_after: Option<usize>, kn
     }
     let status = bob.wait().unwrap();
     assert_eq!(ended && status.success(), kill_after.is_none(), "{shared:?}: {status}");
-    // What he sent last was taken in before his session ended, and so comes before whatever his next life writes.
+    // What he sent last was taken in before his session ended, and so comes before what his next attachment writes.
     wait_for_sessions(host, 1);
 }
 
@@ -200,7 +200,7 @@ fn two_initiators_share_a_volume_while_one_is_killed_again_and_again() {
     }
 }
 
-/// Bob's reservation keeps alice from writing, whatever the scheme, and outlives his connection.
+/// Bob's reservation keeps alice from writing, under every scheme, and outlives his connection.
 #[test]
 fn a_reservation_holds_on_a_sealed_volume() {
     let reserve_out = |raw: &mut Raw, action: u8, keys: (u64, u64)| {

@@ -49,7 +49,7 @@ impl Way {
         Some(Way { lab, host })
     }
 
-    /// Attached from the near end. Its thread stays there, whatever is made anew.
+    /// Attached from the near end. Its thread stays there when connections are opened again.
     fn attach(&self) -> RemoteDevice {
         self.attach_counting(&Arc::default())
     }

@@ -4,7 +4,7 @@
 use super::types::TaskId;
 use crate::Serial;
 use crate::pdu::{
-    Bhs, LogoutReason, LogoutRequest, Lun, NopOut, Opcode, Snack, TAG_NONE, TaskManagementRequest, TextRequest,
+    Bhs, LogoutReason, LogoutRequest, Lun, NopOut, Opcode, SnackRequest, TAG_NONE, TaskManagementRequest, TextRequest,
 };
 use crate::slots::{INDEX_BITS, Key};
 
@@ -117,17 +117,17 @@ pub(super) fn task_management(
 /// Asks for `run_length` PDUs again (0: all) from `begin_run` on: of a task, or answers (RFC 7143 §11.16).
 pub(super) fn snack(kind: u8, initiator_task_tag: u32, begin_run: u32, run_length: u32) -> Bhs {
     let (lun, target_transfer_tag) = (Lun(0), TAG_NONE);
-    Snack { kind, lun, initiator_task_tag, target_transfer_tag, begin_run, run_length }.encode()
+    SnackRequest { kind, lun, initiator_task_tag, target_transfer_tag, begin_run, run_length }.encode()
 }
 
 /// Says that all of a read before the Data-In `begin_run` has arrived.
 pub(super) fn data_ack(lun: Lun, target_transfer_tag: u32, begin_run: u32) -> Bhs {
     let (kind, initiator_task_tag) = (SNACK_DATA_ACK, TAG_NONE);
-    Snack { kind, lun, initiator_task_tag, target_transfer_tag, begin_run, run_length: 0 }.encode()
+    SnackRequest { kind, lun, initiator_task_tag, target_transfer_tag, begin_run, run_length: 0 }.encode()
 }
 
 /// Whether a request is a Data ACK under this tag.
 pub(super) fn is_data_ack(bhs: &Bhs, target_transfer_tag: u32) -> bool {
-    let snack = (bhs.opcode() == Some(Opcode::Snack)).then(|| Snack::decode(bhs));
+    let snack = (bhs.opcode() == Some(Opcode::Snack)).then(|| SnackRequest::decode(bhs));
     snack.is_some_and(|snack| snack.kind == SNACK_DATA_ACK && snack.target_transfer_tag == target_transfer_tag)
 }

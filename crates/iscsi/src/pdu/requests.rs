@@ -291,7 +291,7 @@ header! {
 
 /// SNACK Request, §11.16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Snack {
+pub struct SnackRequest {
     /// What is asked for again: 0 Data-In or R2T PDUs, 1 responses, 3 Data-In PDUs segmented again; 2 acknowledges data.
     pub kind: u8,
     /// That of the Data-In that is acknowledged.
@@ -307,7 +307,7 @@ pub struct Snack {
 }
 
 header! {
-    Snack = Snack
+    SnackRequest = Snack
     fixed { FINAL = true }
     fields {
         kind = SNACK_TYPE,
@@ -330,7 +330,7 @@ pub enum Request {
     Text(TextRequest),
     DataOut(DataOut),
     Logout(LogoutRequest),
-    Snack(Snack),
+    Snack(SnackRequest),
 }
 
 impl Request {
@@ -347,7 +347,7 @@ impl Request {
             Some(Opcode::TextRequest) => Request::Text(TextRequest::decode(bhs)),
             Some(Opcode::DataOut) => Request::DataOut(DataOut::decode(bhs)),
             Some(Opcode::LogoutRequest) => Request::Logout(LogoutRequest::decode(bhs)),
-            Some(Opcode::Snack) => Request::Snack(Snack::decode(bhs)),
+            Some(Opcode::Snack) => Request::Snack(SnackRequest::decode(bhs)),
             _ => return Err(PduError::Opcode(bhs.opcode_bits())),
         })
     }

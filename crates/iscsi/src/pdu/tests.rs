@@ -130,7 +130,7 @@ fn requests_have_the_bytes_of_the_rfc() {
     assert_eq!(Request::decode(&bytes), Ok(Request::NopOut(nop)));
 
     let bytes = golden(&[(0, &[0x10, 0x81]), TAG, (20, NO_TAG), (40, &[0, 0, 0, 5, 0, 0, 0, 6])]);
-    let snack = Snack {
+    let snack = SnackRequest {
         kind: 1,
         lun: Lun(0),
         initiator_task_tag: 0x2a,

@@ -16,7 +16,7 @@ use super::types::Config;
 use crate::liveness::Liveness;
 use crate::login::Agreed;
 use crate::pdu::fields::{self, Field};
-use crate::pdu::{Lun, NopIn, NopOut, Pdu, Sequence, Snack, TAG_NONE};
+use crate::pdu::{Lun, NopIn, NopOut, Pdu, Sequence, SnackRequest, TAG_NONE};
 use crate::{PeerMisbehaved, Serial};
 
 /// A connection after its login.
@@ -90,7 +90,7 @@ impl Connection {
     }
 
     /// Grants a SNACK, but for R-Data (RFC 7143 §11.16); false if what it asks for is not stored.
-    pub(super) fn grant_snack(&mut self, snack: &Snack) -> bool {
+    pub(super) fn grant_snack(&mut self, snack: &SnackRequest) -> bool {
         const DATA_OR_R2T: u8 = 0;
         const STATUS: u8 = 1;
         const DATA_ACK: u8 = 2;

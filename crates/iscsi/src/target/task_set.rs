@@ -17,7 +17,7 @@ use super::write::{DataOutFault, Unsolicited, WriteLimits, WriteNeed, memory_byt
 use crate::login::Agreed;
 use crate::pdu::fields::{self, Field};
 use crate::pdu::{
-    DataIn, DataOut, Lun, Pdu, RejectReason, ScsiCommand, ScsiResponse, Sequence, Snack, TAG_NONE,
+    DataIn, DataOut, Lun, Pdu, RejectReason, ScsiCommand, ScsiResponse, Sequence, SnackRequest, TAG_NONE,
     TaskManagementRequest, TaskManagementResult,
 };
 use crate::slots::Key;
@@ -518,7 +518,7 @@ impl TaskSet {
     }
 
     /// Takes a SNACK (RFC 7143 §11.16); false if what it asks for cannot be sent.
-    pub(super) fn take_snack(&mut self, connections: &mut Connections, id: ConnectionId, snack: &Snack) -> bool {
+    pub(super) fn take_snack(&mut self, connections: &mut Connections, id: ConnectionId, snack: &SnackRequest) -> bool {
         const R_DATA: u8 = 3;
         match snack.kind {
             R_DATA => self.segment_again(connections, id, snack),
@@ -528,7 +528,7 @@ impl TaskSet {
 
     /// R-Data SNACK (RFC 7143 §11.16.3): the initiator takes other lengths than before, and has thrown away what of a read it did not
     /// acknowledge. It is segmented again, and the status comes in a SCSI Response that has the SNACK's tag. False if that cannot be.
-    fn segment_again(&mut self, connections: &mut Connections, id: ConnectionId, snack: &Snack) -> bool {
+    fn segment_again(&mut self, connections: &mut Connections, id: ConnectionId, snack: &SnackRequest) -> bool {
         let (tag, snack_tag) = (snack.initiator_task_tag, snack.target_transfer_tag);
         if [0, TAG_NONE].contains(&snack_tag) || self.is_repeated(connections, tag) {
             return false;

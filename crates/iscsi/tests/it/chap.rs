@@ -76,7 +76,7 @@ fn log_in(pair: &mut Pair, policy: ChapPolicy) -> Result<Option<String>, LoginSt
     match pair.initiator.poll_event() {
         Some(initiator::Event::LoggedIn { tsih: 7, .. }) => {
             assert!(pair.target.is_logged_in());
-            Ok(user.expect("whoever is in was let in"))
+            Ok(user.expect("a session that is open was let in"))
         }
         Some(initiator::Event::LoginFailed { status, .. }) => Err(status),
         other => panic!("{other:?}"),
@@ -289,7 +289,7 @@ fn the_security_stage_cannot_be_skipped() {
 
 /// libiscsi's suite has users whose names begin as binary values do: a name is text.
 #[test]
-fn names_are_text_whatever_they_begin_with() {
+fn names_are_text_even_if_they_begin_like_numbers() {
     for name in ["0xabc", "0babc", "0x", "Ωmega"] {
         let login = ChapLogin { ourselves: credentials(name, ALICE), ..chap() };
         let policy =

@@ -13,6 +13,7 @@ use strongroom_iscsi::pdu::{
 };
 use strongroom_iscsi::target::{self, ConnectionId, Event, ManagementFunction, MayAdd, Response};
 use strongroom_iscsi::{CloseReason, Serial};
+use strongroom_scsi::transport::target::Session as _;
 
 #[test]
 fn commands_are_executed_in_the_order_of_their_numbers() {

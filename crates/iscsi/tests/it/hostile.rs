@@ -277,11 +277,11 @@ fn at_level_1() -> Victim {
 /// Else each command that is aborted leaves its R2Ts behind.
 #[test]
 fn what_was_sent_for_an_aborted_task_is_not_kept() {
-    use strongroom_iscsi::pdu::{Snack, TaskFunction, TaskManagementRequest, TaskManagementResult};
+    use strongroom_iscsi::pdu::{SnackRequest, TaskFunction, TaskManagementRequest, TaskManagementResult};
     for function in [TaskFunction::AbortTask, TaskFunction::ClearTaskSet, TaskFunction::LogicalUnitReset] {
         let mut victim = at_level_1();
         victim.asked_write(9, 2048);
-        let snack = Snack {
+        let snack = SnackRequest {
             kind: 0,
             lun: Lun(0),
             initiator_task_tag: 9,

@@ -1,4 +1,4 @@
-//! Proves that both machines together keep a session of several connections whole: whatever is cut, whenever, and whoever notices
+//! Proves that both machines together keep a session of several connections whole: no matter what is cut, when, and which end notices
 //! it, at error recovery level 2 every command is carried out once, completes once, and moves the right data. One seed, one run.
 //!
 //! What becomes of each command is asserted where the two are joined, as for the fuzz target.

@@ -1,4 +1,4 @@
-//! Proves that whatever two sessions negotiate, and in whatever order things happen, every command is executed once with
+//! Proves that for all that two sessions may negotiate, and in every order of events, every command is executed once with
 //! exactly its data and every result arrives once with exactly its data, status, sense and residual.
 
 use proptest::prelude::*;

@@ -177,7 +177,7 @@ impl Target {
         self.login.as_ref().map_or_else(|| Session::is_closed(self), Login::is_closed)
     }
 
-    /// The end, whatever was told before it.
+    /// The end, no matter which events came before it.
     pub(crate) fn closed(&mut self) -> Option<CloseReason> {
         match &mut self.login {
             Some(login) => std::iter::from_fn(|| login.poll_event()).find_map(|event| match event {

@@ -3,9 +3,10 @@
 
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{Command, WriteSource};
-use strongroom_iscsi::pdu::{Answer, DataIn, Opcode, Request, Snack, TAG_NONE, TextRequest};
+use strongroom_iscsi::pdu::{Answer, DataIn, Opcode, Request, SnackRequest, TAG_NONE, TextRequest};
 use strongroom_iscsi::target::{self, Response};
 use strongroom_iscsi::{DigestOffer, Lun, Offer, Pdu, Serial};
+use strongroom_scsi::transport::target::Session as _;
 
 use crate::pair::{Pair, initiator_config};
 
@@ -86,7 +87,7 @@ fn damaged_read_data_comes_again() {
         let (read, completed) = pair.completed();
         assert!(read == data && completed.status == 0, "Data-In {damaged}");
         let sent = pair.sent_to_target.iter().filter(|pdu| pdu.bhs.opcode() == Some(Opcode::Snack));
-        let snack = sent.map(|pdu| Snack::decode(&pdu.bhs)).find(|snack| snack.kind != 2).expect("asked");
+        let snack = sent.map(|pdu| SnackRequest::decode(&pdu.bhs)).find(|snack| snack.kind != 2).expect("asked");
         assert_eq!((snack.kind, snack.begin_run, snack.run_length), (0, damaged as u32, 0));
     }
 }
@@ -122,7 +123,7 @@ fn a_damaged_answer_comes_again_and_the_next_one_is_not_lost() {
     assert_eq!((first.task, first.sense.len()), (tasks[0], 18));
     assert_eq!((second.task, second.status), (tasks[1], 0));
     let snack = pair.sent_to_target.last().expect("sent");
-    let snack = Snack::decode(&snack.bhs);
+    let snack = SnackRequest::decode(&snack.bhs);
     assert_eq!((snack.kind, snack.initiator_task_tag, snack.run_length), (1, TAG_NONE, 1));
 }
 
@@ -182,8 +183,8 @@ fn a_snack_for_what_is_not_there_is_rejected() {
         [(0, 5, 0, 0), (1, TAG_NONE, 0, 1), (1, TAG_NONE, 1 << 30, 1), (3, 5, 0, 0), (4, 5, 0, 0)]
     {
         let mut pair = at_level_1();
-        let snack = Snack { begin_run, run_length, ..snack(kind, tag, TAG_NONE) };
-        assert_eq!(Snack::decode(&snack.encode()), snack);
+        let snack = SnackRequest { begin_run, run_length, ..snack(kind, tag, TAG_NONE) };
+        assert_eq!(SnackRequest::decode(&snack.encode()), snack);
         pair.target.handle_pdu(pair.now, Pdu::header_only(snack.encode()));
         let answer = pair.target.poll_transmit().expect("rejected");
         let Ok(Answer::Reject(reject)) = Answer::decode(&answer.bhs) else { panic!("{answer:?}") };
@@ -192,8 +193,8 @@ fn a_snack_for_what_is_not_there_is_rejected() {
     }
 }
 
-fn snack(kind: u8, initiator_task_tag: u32, target_transfer_tag: u32) -> Snack {
-    Snack { kind, lun: LUN, initiator_task_tag, target_transfer_tag, begin_run: 0, run_length: 0 }
+fn snack(kind: u8, initiator_task_tag: u32, target_transfer_tag: u32) -> SnackRequest {
+    SnackRequest { kind, lun: LUN, initiator_task_tag, target_transfer_tag, begin_run: 0, run_length: 0 }
 }
 
 /// A number in a header.
@@ -202,7 +203,7 @@ fn word(pdu: &Pdu, at: usize) -> u32 {
 }
 
 /// What a target answers to a PDU, all of it.
-fn answers(pair: &mut Pair, request: &Snack) -> Vec<Pdu> {
+fn answers(pair: &mut Pair, request: &SnackRequest) -> Vec<Pdu> {
     pair.target.handle_pdu(pair.now, Pdu::header_only(request.encode()));
     std::iter::from_fn(|| pair.target.poll_transmit()).collect()
 }
@@ -230,13 +231,13 @@ fn data_is_acknowledged_burst_by_burst() {
     assert_eq!(asks, [3, 7, 11]);
     sent.into_iter().for_each(|pdu| pair.initiator.handle_pdu(pair.now, pdu));
     let told: Vec<Pdu> = std::iter::from_fn(|| pair.initiator.poll_transmit()).collect();
-    let told: Vec<Snack> = told.iter().map(|pdu| Snack::decode(&pdu.bhs)).collect();
+    let told: Vec<SnackRequest> = told.iter().map(|pdu| SnackRequest::decode(&pdu.bhs)).collect();
     assert_eq!(told.iter().map(|snack| (snack.kind, snack.begin_run)).collect::<Vec<_>>(), [(2, 4), (2, 8), (2, 12)]);
     assert!(told.iter().all(|snack| snack.initiator_task_tag == TAG_NONE && snack.run_length == 0));
     // More than was sent cannot have come.
-    assert_eq!(reject_reason(&answers(&mut pair, &Snack { begin_run: 14, ..told[2] })), Some(3));
+    assert_eq!(reject_reason(&answers(&mut pair, &SnackRequest { begin_run: 14, ..told[2] })), Some(3));
     pair.target.handle_pdu(pair.now, Pdu::header_only(told[1].encode()));
-    let again = |begin_run| Snack { begin_run, run_length: 1, ..snack(0, tag, TAG_NONE) };
+    let again = |begin_run| SnackRequest { begin_run, run_length: 1, ..snack(0, tag, TAG_NONE) };
     assert_eq!(reject_reason(&answers(&mut pair, &again(7))), Some(3), "it has let go of that");
     pair.target.handle_pdu(pair.now, Pdu::header_only(again(8).encode()));
     let kept = pair.target.poll_transmit().expect("it is there");
@@ -256,7 +257,7 @@ fn an_acknowledgement_does_not_outlive_its_task() {
     }
     assert_eq!(pair.completed().0, content(20_000));
     assert!(pair.initiator.poll_transmit().is_none(), "the status says all of it");
-    assert!(answers(&mut pair, &Snack { begin_run: 4, ..snack(2, TAG_NONE, 77) }).is_empty());
+    assert!(answers(&mut pair, &SnackRequest { begin_run: 4, ..snack(2, TAG_NONE, 77) }).is_empty());
     assert!(!pair.target.is_closed());
 }
 
@@ -271,9 +272,9 @@ fn a_status_is_not_acknowledged_as_data() {
     let sent: Vec<Pdu> = std::iter::from_fn(|| pair.target.poll_transmit()).collect();
     assert!(sent.len() == 2 && sent[1].bhs.0[1] & 1 != 0, "the status rides in the last one");
     let tag = sent[0].bhs.initiator_task_tag();
-    assert_eq!(reject_reason(&answers(&mut pair, &Snack { begin_run: 2, ..snack(2, TAG_NONE, tag) })), Some(3));
-    assert!(answers(&mut pair, &Snack { begin_run: 1, ..snack(2, TAG_NONE, tag) }).is_empty());
-    let again = answers(&mut pair, &Snack { begin_run: 1, run_length: 1, ..snack(0, tag, TAG_NONE) });
+    assert_eq!(reject_reason(&answers(&mut pair, &SnackRequest { begin_run: 2, ..snack(2, TAG_NONE, tag) })), Some(3));
+    assert!(answers(&mut pair, &SnackRequest { begin_run: 1, ..snack(2, TAG_NONE, tag) }).is_empty());
+    let again = answers(&mut pair, &SnackRequest { begin_run: 1, run_length: 1, ..snack(0, tag, TAG_NONE) });
     assert_eq!((again.len(), word(&again[0], 36)), (1, 1), "it is there still");
 }
 
@@ -295,10 +296,10 @@ fn declare_segment(pair: &mut Pair, bytes: u32) {
     assert_eq!(answer.bhs.opcode(), Some(Opcode::TextResponse));
 }
 
-/// RFC 7143 §11.16.3: who takes shorter segments than before has a read cut anew, from what it acknowledged on, whether its status was
+/// RFC 7143 §11.16.3: an initiator that now takes shorter segments has a read divided again, from what it acknowledged on, whether its status was
 /// sent before or not; a response copies the tag, and the status keeps its number.
 #[test]
-fn a_read_is_cut_anew_for_an_initiator_that_takes_less() {
+fn a_read_is_divided_again_for_an_initiator_that_takes_less() {
     let data = content(24_000);
     for (sent, acknowledged) in [(2, 0), (5, 0), (5, 4), (6, 0), (6, 4)] {
         let mut pair = at_level_1();
@@ -311,7 +312,7 @@ fn a_read_is_cut_anew_for_an_initiator_that_takes_less() {
         let status = first.last().filter(|pdu| pdu.bhs.0[1] & 1 != 0).map(|pdu| word(pdu, 24));
         assert_eq!(status.is_some(), sent == 6);
         if acknowledged > 0 {
-            let told = Snack { begin_run: acknowledged, ..snack(2, TAG_NONE, tag) };
+            let told = SnackRequest { begin_run: acknowledged, ..snack(2, TAG_NONE, tag) };
             pair.target.handle_pdu(pair.now, Pdu::header_only(told.encode()));
         }
         declare_segment(&mut pair, 1000);
@@ -332,7 +333,8 @@ fn a_read_is_cut_anew_for_an_initiator_that_takes_less() {
         }
         // What can be asked for by its number is the new answer, once.
         let number = header.sequence.stat_sn.0;
-        let once_more = answers(&mut pair, &Snack { begin_run: number, run_length: 1, ..snack(1, TAG_NONE, TAG_NONE) });
+        let once_more =
+            answers(&mut pair, &SnackRequest { begin_run: number, run_length: 1, ..snack(1, TAG_NONE, TAG_NONE) });
         assert_eq!(once_more.len(), 1);
         assert_eq!(word(&once_more[0], 20), 0x51);
         pair.target.handle_pdu(pair.now, Pdu::header_only(snack(3, tag, 0).encode()));

@@ -1,4 +1,4 @@
-//! Proves that a session answers every command, whatever is damaged on the way at error recovery level 1, whichever connections are cut at
+//! Proves that a session answers every command, no matter what is damaged on the wire at error recovery level 1, which connections are cut at
 //! level 2, and whenever tasks are ended meanwhile: scripts from fixed seeds for the fuzz targets, which fail unless everything arrives.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -61,12 +61,12 @@ fn run_all(scripts: u64, script: fn(u64) -> Vec<u8>, fuzz: fn(Instant, &[u8])) {
 }
 
 #[test]
-fn every_command_is_answered_whatever_is_damaged() {
+fn every_command_is_answered_if_pdus_are_damaged() {
     run_all(1000, script, fuzz_sequences);
 }
 
 #[test]
-fn every_command_is_answered_whatever_is_cut() {
+fn every_command_is_answered_if_connections_are_cut() {
     run_all(1000, script_of_connections, fuzz_connections);
 }
 

@@ -198,7 +198,7 @@ fn an_epoch_is_not_destroyed_while_somebody_may_write_under_it() {
 }
 
 #[test]
-fn whoever_watches_learns_of_a_rotation_and_keeps_nobody_waiting() {
+fn a_watcher_learns_of_a_rotation_and_keeps_nobody_waiting() {
     let site = Site::new();
     let server = site.start();
     let admin = site.admin(&server);

@@ -1,4 +1,4 @@
-//! Proves that a standby has all that anybody was told, that it takes over, and that an old primary does not go on; and that a
+//! Proves that a standby has everything that was acknowledged, that it takes over, and that an old primary does not go on; and that a
 //! backup opens elsewhere.
 
 use std::sync::Arc;
@@ -52,7 +52,7 @@ fn a_standby_takes_over_and_the_old_primary_is_fenced() {
     let keys = both.fetch(domain(1)).unwrap().keys;
     for expected in 2..6 {
         assert_eq!(admin.rotate(domain(1)).unwrap(), expected);
-        // Whoever was told of an epoch finds it at the standby.
+        // A client that was told of an epoch finds it at the standby.
         let there = pair.client(&[&standby]).status().unwrap();
         assert!(there.sequence + 1 >= admin.status().unwrap().sequence, "{there:?}");
     }
@@ -218,7 +218,7 @@ fn attack_key_roll_back_the_database() {
     // An initiator that knows a newer revision.
     let error = admin.watch(domain(1), newer_grant.revision, std::time::Duration::ZERO).unwrap_err();
     assert!(matches!(error, ClientError::RolledBack { known, .. } if known == newer_grant.revision), "{error}");
-    // Whoever kept a head: the log is shorter, and later another one.
+    // Against a retained head: the log is shorter, and later another one.
     let head_at = |lines: u64| {
         let page = admin.audit(1).unwrap();
         page.lines.iter().take(usize::try_from(lines).unwrap()).try_fold(page.start, AuditHead::then).unwrap()

@@ -29,7 +29,7 @@ pub(super) fn limits(usual: ChannelLimits) -> ChannelLimits {
     ChannelLimits { header_bytes_max, data_bytes_max, ..usual }
 }
 
-/// What is left of a [`Link`] whose handshake agreed on a transfer: the channel, for whoever speaks that protocol.
+/// What is left of a [`Link`] whose handshake agreed on a transfer: the channel, for the code that speaks that protocol.
 #[derive(Debug)]
 pub struct TransferChannel {
     /// Confirmed, and no frame of it taken yet.

@@ -56,8 +56,8 @@ fn who_may_do_what() {
         assert_eq!(may(&bench.b, &write), registered, "type {kind}");
         assert_eq!(may(&bench.c, &read), reads, "type {kind}");
         assert!(!may(&bench.c, &write), "type {kind}");
-        for anybody in [Command::TestUnitReady, Command::ReadCapacity10] {
-            assert!(may(&bench.c, &anybody));
+        for command in [Command::TestUnitReady, Command::ReadCapacity10] {
+            assert!(may(&bench.c, &command));
         }
         assert_eq!(bench.state.holds(&bench.b), kind >= 7);
     }
@@ -249,7 +249,7 @@ fn what_was_kept_comes_back() {
 }
 
 proptest! {
-    /// Whatever is asked: the holder is registered, and no key is 0.
+    /// After every request: the holder is registered, and no key is 0.
     #[test]
     fn invariants_hold(steps in prop::collection::vec((0usize..4, 0u8..8, 0u8..10, 0u64..4, 0u64..4, 0u8..2), 1..60)) {
         let mut state = PersistentReservations::default();

@@ -1,4 +1,4 @@
-//! Proves that a store which holds all ciphertext and no key can make a reader notice, and nothing else: whatever it
+//! Proves that a store which holds all ciphertext and no key can make a reader notice, and nothing else: for all that it
 //! moves, swaps, cuts or flips does not open. Also what every custody has in common: what is sealed opens.
 
 use std::num::NonZeroU32;

@@ -248,7 +248,7 @@ fn many_threads_write_at_once() {
             scope.spawn(move || {
                 let file = File::options().read(true).write(true).open(path).unwrap();
                 for round in 0..32_u64 {
-                    // Neighbours in one block, so that parts of it are replaced at once.
+                    // Adjacent writes in one block, so that parts of it are replaced at once.
                     let at = round * 65_536 + thread * 500;
                     file.write_all_at(&[thread as u8 + 1; 500], at).unwrap();
                 }

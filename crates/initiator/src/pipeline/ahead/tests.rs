@@ -134,7 +134,7 @@ fn what_was_fetched_before_the_end_of_a_write_is_of_no_use() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum DeviceAction {
     Read(u64),
     Write(u64, u64),
     /// The device does what it has, some of it.
@@ -142,12 +142,12 @@ enum Step {
     Jump(u64),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = DeviceAction> {
     prop_oneof![
-        6 => (1_u64..24).prop_map(Step::Read),
-        2 => (0_u64..96, 1_u64..8).prop_map(|(lba, count)| Step::Write(lba, count)),
-        6 => any::<usize>().prop_map(Step::Work),
-        1 => (0_u64..64).prop_map(Step::Jump),
+        6 => (1_u64..24).prop_map(DeviceAction::Read),
+        2 => (0_u64..96, 1_u64..8).prop_map(|(lba, count)| DeviceAction::Write(lba, count)),
+        6 => any::<usize>().prop_map(DeviceAction::Work),
+        1 => (0_u64..64).prop_map(DeviceAction::Jump),
     ]
 }
 
@@ -160,7 +160,7 @@ enum Job {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
-    /// Whatever the order in which reads, fetches and writes happen at the device and end: each read gets, of each block, the last write
+    /// In every order in which reads, fetches and writes happen at the device and end: each read gets, of each block, the last write
     /// that had ended when it was submitted, or a later one.
     #[test]
     fn a_read_never_sees_what_was_before_the_last_write_that_ended(steps in proptest::collection::vec(step(), 1..120)) {
@@ -175,12 +175,12 @@ proptest! {
             let blocks = read.buffer.chunks_exact(1 << SHIFT);
             blocks.zip(floor).all(|(block, floor)| block[0] >= *floor)
         };
-        let drain = std::iter::repeat_n(Step::Work(0), 4000);
+        let drain = std::iter::repeat_n(DeviceAction::Work(0), 4000);
         for step in steps.into_iter().chain(drain) {
             let (mut plain, mut settled): (Vec<Read>, Vec<Settled>) = (Vec::new(), Vec::new());
             match step {
-                Step::Jump(lba) => next = lba,
-                Step::Read(count) => {
+                DeviceAction::Jump(lba) => next = lba,
+                DeviceAction::Read(count) => {
                     let count = count.min(256 - next);
                     if count == 0 {
                         next = 0;
@@ -203,7 +203,7 @@ proptest! {
                     }
                     jobs.extend(fetches.into_iter().map(|fetch| Job::Fetch { fetch, seen: None }));
                 }
-                Step::Write(lba, count) if mark < 250 => {
+                DeviceAction::Write(lba, count) if mark < 250 => {
                     // As the engine does it, writes of the same blocks go one after the other.
                     let overlaps = |job: &Job| matches!(job, Job::Write { lba: other, count: more, .. } if *other < lba + count && lba < other + more);
                     if jobs.iter().any(overlaps) {
@@ -213,9 +213,9 @@ proptest! {
                     settled.push(ahead.writing(Token(token), Lba(lba), count));
                     jobs.push(Job::Write { token, lba, count, mark, happened: false });
                 }
-                Step::Write(..) => {}
-                Step::Work(_) if jobs.is_empty() => continue,
-                Step::Work(which) => {
+                DeviceAction::Write(..) => {}
+                DeviceAction::Work(_) if jobs.is_empty() => continue,
+                DeviceAction::Work(which) => {
                     let at = which % jobs.len();
                     let look = |lba: u64, buffer: &mut BufferMut| {
                         for (number, block) in (lba..).zip(buffer.chunks_exact_mut(1 << SHIFT)) {

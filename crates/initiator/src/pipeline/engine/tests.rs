@@ -1,4 +1,4 @@
-//! Proves what the engine promises against a unit in memory: every request ends once and right, whatever the unit answers,
+//! Proves what the engine promises against a unit in memory: every request ends once and right, no matter what the unit answers,
 //! loses or forgets; a replay restores what was acknowledged; a part of a block is never written unguarded; and nothing
 //! that a hostile store can do gives a reader wrong data. The sealing is the real one, the unit is not.
 
@@ -99,7 +99,7 @@ fn replace_records(data_in: &mut DataIn, entry_bytes: usize, entries: Vec<u8>) {
     *records = SealRecords::new(entry_bytes, entries.into()).expect("whole entries");
 }
 
-/// An engine, its unit, and time that jumps to whatever is waited for.
+/// An engine, its unit, and time that jumps to the next event.
 struct Rig {
     engine: Engine,
     sealing: Option<Arc<Sealing>>,
@@ -569,7 +569,7 @@ fn everything_ends_when_the_connection_is_given_up() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum EngineAction {
     Write(u64, usize, u8),
     Part(u64, u8),
     Discard(u64, u64),
@@ -579,21 +579,21 @@ enum Step {
     Restart,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = EngineAction> {
     prop_oneof![
-        4 => (0..BLOCKS - 12, 1usize..12, 1u8..=255).prop_map(|(lba, count, mark)| Step::Write(lba, count, mark)),
-        2 => (0..BLOCKS, 1u8..=255).prop_map(|(lba, mark)| Step::Part(lba, mark)),
-        1 => (0..BLOCKS - 12, 1u64..12).prop_map(|(lba, count)| Step::Discard(lba, count)),
-        1 => Just(Step::Flush),
-        4 => (0usize..6).prop_map(Step::Exchange),
-        1 => Just(Step::LoseConnection),
-        1 => Just(Step::Restart),
+        4 => (0..BLOCKS - 12, 1usize..12, 1u8..=255).prop_map(|(lba, count, mark)| EngineAction::Write(lba, count, mark)),
+        2 => (0..BLOCKS, 1u8..=255).prop_map(|(lba, mark)| EngineAction::Part(lba, mark)),
+        1 => (0..BLOCKS - 12, 1u64..12).prop_map(|(lba, count)| EngineAction::Discard(lba, count)),
+        1 => Just(EngineAction::Flush),
+        4 => (0usize..6).prop_map(EngineAction::Exchange),
+        1 => Just(EngineAction::LoseConnection),
+        1 => Just(EngineAction::Restart),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// Against a model that applies requests in their order: whatever is lost and forgotten underneath, after everything has
+    /// Against a model that applies requests in their order: no matter what is lost and forgotten underneath, after everything has
     /// ended the contents are the model's.
     #[test]
     fn any_history_ends_in_the_contents_of_its_requests(
@@ -607,30 +607,30 @@ proptest! {
         let mut tokens = Vec::new();
         for step in steps {
             match step {
-                Step::Write(lba, count, mark) => {
+                EngineAction::Write(lba, count, mark) => {
                     let work = rig.write_work(lba, &vec![mark; count * BLOCK], mark % 5 == 0);
                     tokens.push(rig.submit(work));
                     model[lba as usize..lba as usize + count].fill([mark; 2]);
                 }
-                Step::Part(lba, mark) => {
+                EngineAction::Part(lba, mark) => {
                     tokens.push(rig.submit(Rig::part(lba, 1, &[mark])));
                     model[lba as usize][1] = mark;
                 }
-                Step::Discard(lba, count) => {
+                EngineAction::Discard(lba, count) => {
                     let work = rig.discard_work(lba, count);
                     tokens.push(rig.submit(work));
                     model[lba as usize..(lba + count) as usize].fill([0; 2]);
                 }
-                Step::Flush => tokens.push(rig.submit(Flush)),
-                Step::Exchange(most) => drop(rig.exchange(most)),
-                Step::LoseConnection => {
+                EngineAction::Flush => tokens.push(rig.submit(Flush)),
+                EngineAction::Exchange(most) => drop(rig.exchange(most)),
+                EngineAction::LoseConnection => {
                     // Some commands are on their way and done, their answers lost.
                     while let Some((_, command)) = rig.engine.next_command() {
                         rig.unit.execute(&command);
                     }
                     rig.reconnect(false);
                 }
-                Step::Restart => {
+                EngineAction::Restart => {
                     let _ = rig.engine.next_command();
                     rig.reconnect(true);
                 }

@@ -438,7 +438,7 @@ fn a_short_way_limits_nothing() {
 }
 
 #[test]
-fn whoever_writes_little_learns_nothing_wrong() {
+fn few_writes_do_not_mislead_the_estimator() {
     // One block every 50 ms for a minute, then as fast as it goes: the window has not shrunk to what was written.
     let mut sim = auto(Link::new(100.0 * MBIT, 32.0), 64 << 10);
     sim.run(10.0);
@@ -465,7 +465,7 @@ fn workers_are_as_many_as_keep_up_with_the_link() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// Whatever the link, and with commands of different sizes and answers that come late now and then.
+    /// On every link, and with commands of different sizes and answers that come late now and then.
     #[test]
     fn any_link_is_filled(
         kbit in 3.5f64..6.0,

@@ -168,7 +168,7 @@ fn attack_another_volume_of_the_same_key_file() {
         let error = attach(volume).unwrap_err().to_string();
         assert!(error.contains(part), "{volume}: {error}");
     };
-    // The file is of one volume: under whatever name and at whatever target, but no other volume.
+    // The file is of one volume: under any name and at any target, but no other volume.
     record(&path, &[("archive", vault, SealingDomain([0xa; 16]))]);
     attach("vault").unwrap().detach().unwrap();
     refused("other", "strongroom key record");

@@ -1,4 +1,4 @@
-//! Attacks of whoever has the store: the volume's log is edited while the target is down, by the store's own code, so that everything
+//! Attacks by someone who has the store: the volume's log is edited while the target is down, by the store's own code, so that everything
 //! in it fits, keyless checksums included. Custody `keyfile`: the target, and so the store, has no key; custody `target`: the store has
 //! been stolen without the key that wraps the others. What opens all the same is what a blind store can always do (rollback), and
 //! is asserted as such.
@@ -150,7 +150,7 @@ fn attack_store_flip() {
     edited_everywhere(flip(false), noticed);
     edited("trusted", flip(true), noticed);
     let host = edited("vault", flip(true), noticed);
-    // Every older version is there still; whoever chose so reads the newest of them that opens, and is told.
+    // Every older version is there still; a reader that chose so reads the newest of them that opens, and is told.
     let before = Catalogue::open(host.dir.path()).unwrap().show("vault").unwrap().volume.access;
     let mut options = host.options(host.url("vault"));
     options.damaged_reads = DamagedReads::Previous;
@@ -161,7 +161,7 @@ fn attack_store_flip() {
     assert!(error.to_string().contains("does not allow"), "the volume has a say: {error}");
     let allowed = Access { previous_versions: true, ..before };
     Catalogue::open(host.dir.path()).unwrap().set_access("vault", allowed).unwrap();
-    // The unit is told with the next reload; a target that is started anew reads it anyway.
+    // The unit is told with the next reload; a restarted target reads it anyway.
     let mut host = host;
     host.stop();
     host.start_again();

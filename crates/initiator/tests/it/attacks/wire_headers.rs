@@ -1,4 +1,4 @@
-//! Attacks on the wire that are the channel's to notice, under every scheme: whatever is done to headers, to the order, or to the
+//! Attacks on the wire that are the channel's to notice, under every scheme: any change to headers, to the order, or to the
 //! stream ends the connection, and what was asked for is done over another one.
 
 use std::sync::{Arc, Mutex};
@@ -146,7 +146,7 @@ fn attack_splice_another_sessions_pdu() {
     }
 }
 
-/// Puts recorded bytes before whatever goes to the target next.
+/// Puts recorded bytes before the next ones to the target.
 fn inject_to_target(scene: &Scene, recorded: &Arc<Mutex<Vec<u8>>>) {
     let recorded = recorded.lock().unwrap().clone();
     assert!(recorded.len() > COUNT as usize * BLOCK, "a write was recorded");

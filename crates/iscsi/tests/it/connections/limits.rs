@@ -30,7 +30,7 @@ fn an_initiator_does_not_choose_how_long_a_session_without_connections_stays() {
     assert!(matches!(host.session.poll_event(), Some(Event::Closed(CloseReason::NotRecovered))));
 }
 
-/// A login may be refused, or lose its connection, after it was let in and before anybody saw that it is over.
+/// A login may be refused, or lose its connection, after it was let in and before the host saw that it is over.
 #[test]
 fn a_login_that_ends_before_it_was_seen_to_be_done_is_not_done() {
     let ends: [fn(&mut Login); 3] = [
@@ -48,7 +48,7 @@ fn a_login_that_ends_before_it_was_seen_to_be_done_is_not_done() {
     }
 }
 
-/// Whoever is to take the place of the only connection may never come.
+/// The connection that is to replace the only one may never come.
 #[test]
 fn a_session_whose_only_connection_made_way_ends_when_none_comes() {
     for level in [0, 1] {

@@ -3,6 +3,7 @@
 use strongroom_iscsi::pdu::{Answer, TAG_NONE};
 use strongroom_iscsi::target::{Config, Event, Response, TaskId};
 use strongroom_iscsi::{CloseReason, Offer};
+use strongroom_scsi::transport::target::Session as _;
 
 use super::{KEYS, Victim, small};
 

@@ -50,7 +50,7 @@ impl Rig {
 }
 
 #[test]
-fn what_waited_while_the_epoch_moved_on_is_sealed_anew() {
+fn what_waited_while_the_epoch_moved_on_is_resealed() {
     let mut rig = rig();
     let write = rig.write_work(1, &[5; 3 * BLOCK], false);
     let (write, hole) = (rig.submit(write), rig.discard_work(40, 2));
@@ -65,7 +65,7 @@ fn what_waited_while_the_epoch_moved_on_is_sealed_anew() {
 }
 
 #[test]
-fn what_is_sent_again_after_a_restart_is_sealed_anew() {
+fn what_is_sent_again_after_a_restart_is_resealed() {
     let mut rig = rig();
     rig.write(1, 5, 3).unwrap();
     rig.discard(2, 1).unwrap();
@@ -115,7 +115,7 @@ fn part_of_a_block_is_merged_again_and_a_conditional_write_is_sealed_again() {
 
 /// What is logged is what was sent: the epoch that it was first sealed under may be destroyed before the next flush.
 #[test]
-fn what_was_sealed_anew_is_kept_so_to_be_sent_again() {
+fn what_was_resealed_is_kept_so_to_be_sent_again() {
     let mut rig = rig();
     let write = rig.write_work(1, &[5; 10 * BLOCK], false);
     let (write, hole) = (rig.submit(write), rig.discard_work(40, 2));
@@ -128,7 +128,7 @@ fn what_was_sealed_anew_is_kept_so_to_be_sent_again() {
     rig.reconnect(false);
     let (id, again) = rig.engine.next_command().unwrap();
     let (was, is) = (first.write.unwrap(), again.clone().write.unwrap());
-    assert!(was.data == is.data && was.records.unwrap().bytes == is.records.unwrap().bytes, "sealed anew once");
+    assert!(was.data == is.data && was.records.unwrap().bytes == is.records.unwrap().bytes, "resealed once");
     let (_, completed) = rig.unit.execute(&again);
     rig.engine.completed(rig.now, id, &completed);
     hold(&rig, &[2, 1]);
@@ -185,7 +185,7 @@ fn a_replay_waits_for_keys_whose_lease_has_ended() {
     }
 }
 
-/// A key server that never comes back: whoever flushes is told, after as long as requests wait for a lost connection. Nothing is given up.
+/// A key server that never comes back: a flush fails, after as long as requests wait for a lost connection. Nothing is given up.
 #[test]
 fn a_flush_waits_for_keys_no_longer_than_for_a_connection() {
     let mut rig = rig();
@@ -203,7 +203,7 @@ fn a_flush_waits_for_keys_no_longer_than_for_a_connection() {
     rig.exchange(usize::MAX);
     assert!(rig.finished.is_empty() && rig.engine.replay.missing_keys.is_some());
     assert_eq!(rig.engine.poll_timeout(), Some(at(300)));
-    // A connection that comes and goes does not begin it anew.
+    // A connection that comes and goes does not restart it.
     rig.now = at(299);
     rig.engine.handle_timeout(rig.now);
     rig.reconnect(false);
@@ -223,9 +223,9 @@ fn a_flush_waits_for_keys_no_longer_than_for_a_connection() {
     assert_eq!(rig.engine.replay.without_keys_since, None);
 }
 
-/// Keys that came, and went again before all was sent: the time without them begins anew.
+/// Keys that came, and went again before all was sent: the time without them starts again at zero.
 #[test]
-fn a_flush_waits_anew_when_keys_were_there_in_between() {
+fn a_flush_waits_the_full_time_again_when_keys_were_there_in_between() {
     let mut rig = rig();
     rig.engine.replay.patience = Some(Duration::from_secs(300));
     rig.write(1, 5, 12).unwrap();
@@ -280,7 +280,7 @@ fn a_replay_that_waits_is_lost_when_the_keys_are_taken_back() {
     assert!(said.message.contains("may be lost"), "{said}");
 }
 
-/// Those that fail for want of a key let others begin, which are to be sealed: whoever drives the engine must know.
+/// Those that fail for want of a key let others begin, which are to be sealed: the driver of the engine must know.
 #[test]
 fn what_begins_when_others_fail_is_there_to_be_sealed() {
     let mut rig = rig();
@@ -323,7 +323,7 @@ fn without_keys_everything_fails_but_a_flush_and_nothing_is_sent() {
 
 /// Without the condition an absence would be sealed over what somebody else has just written.
 #[test]
-fn a_target_that_knows_no_condition_for_absences_is_not_asked_to_seal_them_anew() {
+fn a_target_that_knows_no_condition_for_absences_is_not_asked_to_reseal_them() {
     let mut unit = description(true);
     assert!(unit.check_reseal().is_ok());
     unit.sealed.as_mut().unwrap().conditional_holes = false;

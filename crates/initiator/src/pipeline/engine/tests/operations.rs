@@ -1,4 +1,4 @@
-//! Proves that a sealed unit executes what we send at most once and in its own order, whatever was lost, sent again, sealed again or
+//! Proves that a sealed unit executes what we send at most once and in its own order, no matter what was lost, sent again, sealed again or
 //! replayed, and that an attach id is registered before it is used and never again after the unit has forgotten it.
 
 use strongroom_block::SealRecord;
@@ -73,7 +73,7 @@ fn a_hole_that_was_executed_is_not_executed_over_what_another_initiator_wrote() 
 }
 
 #[test]
-fn a_conditional_write_that_was_executed_is_done_whatever_another_initiator_wrote() {
+fn an_executed_conditional_write_is_done_even_if_another_initiator_wrote_since() {
     for reseals in [false, true] {
         let mut rig = rig();
         let Write { lba, data, records: Some(records), .. } = rig.write_work(3, &[5; BLOCK], false) else {

@@ -1,4 +1,4 @@
-//! Proves how long the engine waits: a target that fell silent, or a unit that was reset, is called anew; one that is slow is
+//! Proves how long the engine waits: a target that fell silent, or a unit that was reset, is reconnected; one that is slow is
 //! not. On a stepped clock.
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::{BLOCK, Rig};
 use crate::Limits;
 
 #[test]
-fn a_mute_target_is_called_anew_and_a_slow_one_is_not() {
+fn a_mute_target_is_reconnected_and_a_slow_one_is_not() {
     let mut rig = Rig::new(true, Limits::default());
     let start = rig.now;
     let at = |seconds: u64| start + Duration::from_secs(seconds);
@@ -41,7 +41,7 @@ fn a_mute_target_is_called_anew_and_a_slow_one_is_not() {
     rig.now = at(600);
     rig.engine.handle_timeout(rig.now);
     rig.reconnect(false);
-    assert_eq!(rig.engine.needs_new_connection(at(600)), None, "the silence begins anew");
+    assert_eq!(rig.engine.needs_new_connection(at(600)), None, "the silence is measured from the start again");
     let (again, command) = rig.engine.next_command().unwrap();
     assert_eq!(again, lost, "the same command");
     assert_eq!(rig.engine.needs_new_connection(at(659)), None);

@@ -1,5 +1,5 @@
 //! Proves the order and the bounds of the pipeline in the engine: what is sealed ahead, what is sent, what waits for what, and that
-//! whatever order sealing ends in, is lost, or fails, requests end once, right, and without a copy of what they held.
+//! no matter in which order sealing ends, is lost, or fails, requests end once, right, and without a copy of what they held.
 
 use std::collections::VecDeque;
 
