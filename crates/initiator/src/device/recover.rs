@@ -99,7 +99,7 @@ impl RemoteDevice {
             (block, Some(expected)) => {
                 let block = block.unwrap_or_else(|| BufferMut::zeroed(block_bytes));
                 let sealed = sealing.seal(lba, &block)?;
-                ConditionalWrite { lba, expected, data: sealed.data, records: sealed.records }.into()
+                ConditionalWrite::new(lba, expected, sealed).into()
             }
             (Some(block), None) => {
                 let sealed = sealing.seal(lba, &block)?;

@@ -1,6 +1,7 @@
 //! The operations: one type for each kind of request. A new one is a file here and a line in the list below.
 
 pub(crate) mod capacity;
+mod conditional_block;
 pub(crate) mod conditional_write;
 pub(crate) mod crypto_erase;
 pub(crate) mod discard;

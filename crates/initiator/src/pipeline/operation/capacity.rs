@@ -19,10 +19,6 @@ pub(crate) struct Capacity {
 }
 
 impl Execute for Capacity {
-    fn range(&self, _: usize) -> Range {
-        Range::new(Lba(0), 0)
-    }
-
     fn next_command(&mut self, _: &Capabilities, remaining: &mut Option<Range>) -> CommandPlan {
         *remaining = None;
         CommandPlan::question(Lba(0), 0)

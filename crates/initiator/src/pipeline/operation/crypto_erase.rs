@@ -5,7 +5,7 @@ use strongroom_scsi::cdb;
 use strongroom_scsi::transport::Parameters;
 use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
-use super::execute::{BuildContext, Capabilities, Effect, Execute, Next, UnitContext};
+use super::execute::{BuildContext, Effect, Execute, Next, UnitContext};
 use crate::pipeline::command_plan::CommandPlan;
 use crate::pipeline::write_order::Range;
 
@@ -22,11 +22,6 @@ impl Execute for CryptoErase {
 
     fn range(&self, _: usize) -> Range {
         Range::new(Lba(0), self.blocks)
-    }
-
-    fn next_command(&mut self, _: &Capabilities, remaining: &mut Option<Range>) -> CommandPlan {
-        *remaining = None;
-        CommandPlan::control()
     }
 
     fn build(&self, _: &CommandPlan, context: &BuildContext<'_>) -> ScsiCommand {

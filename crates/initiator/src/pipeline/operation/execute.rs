@@ -1,5 +1,6 @@
 //! What every operation tells the pipeline: how it is split into commands and built, what it does with data, what follows from the end of a
-//! command, and what it answers. One file per operation implements [`Execute`]; the defaults suit a command without data.
+//! command, and what it answers. One file per operation implements [`Execute`]; the defaults suit one command
+//! that is about no blocks.
 
 use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba, Stamp};
 use strongroom_scsi::transport::initiator::{Command as ScsiCommand, WriteRecords, WriteSource};
@@ -158,7 +159,10 @@ pub(crate) trait Execute: Sized {
     }
 
     /// The blocks concerned.
-    fn range(&self, block_bytes: usize) -> Range;
+    fn range(&self, block_bytes: usize) -> Range {
+        let _ = block_bytes;
+        Range::new(Lba(0), 0)
+    }
 
     /// It makes earlier writes durable.
     fn is_flush(&self) -> bool {
@@ -172,7 +176,11 @@ pub(crate) trait Execute: Sized {
     }
 
     /// The next command of the blocks that `remaining` names; takes what it covers from them. For most operations that is all.
-    fn next_command(&mut self, capabilities: &Capabilities, remaining: &mut Option<Range>) -> CommandPlan;
+    fn next_command(&mut self, capabilities: &Capabilities, remaining: &mut Option<Range>) -> CommandPlan {
+        let _ = capabilities;
+        *remaining = None;
+        CommandPlan::control()
+    }
 
     /// Builds a command, each time that it is sent.
     fn build(&self, plan: &CommandPlan, context: &BuildContext<'_>) -> ScsiCommand;

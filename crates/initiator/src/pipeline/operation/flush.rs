@@ -1,7 +1,6 @@
 //! Makes every write durable that was acknowledged before. The command itself is the same for each operation that ends with a flush, so
 //! the engine builds it.
 
-use strongroom_block::Lba;
 use strongroom_scsi::cdb;
 use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
@@ -21,10 +20,6 @@ pub(crate) fn build_flush(context: UnitContext<'_>) -> ScsiCommand {
 impl Execute for Flush {
     fn effect(&self) -> Effect {
         Effect::Metadata
-    }
-
-    fn range(&self, _: usize) -> Range {
-        Range::new(Lba(0), 0)
     }
 
     fn is_flush(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Registers an attach id with the unit, before operations under it are sent.
 
-use strongroom_block::{AttachId, Buffer, Lba};
+use strongroom_block::{AttachId, Buffer};
 use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 use strongroom_scsi::{VendorCommand, vendor};
 
@@ -16,10 +16,6 @@ pub(crate) struct Register {
 impl Execute for Register {
     fn effect(&self) -> Effect {
         Effect::Metadata
-    }
-
-    fn range(&self, _: usize) -> Range {
-        Range::new(Lba(0), 0)
     }
 
     fn next_command(&mut self, _: &Capabilities, remaining: &mut Option<Range>) -> CommandPlan {

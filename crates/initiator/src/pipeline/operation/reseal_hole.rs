@@ -4,27 +4,24 @@
 use strongroom_block::{DeviceError, HoleRecord};
 use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
+use super::conditional_block::{ABSENT, Comparison};
 use super::execute::{BuildContext, Capabilities, Effect, Execute, FirstRecord, Next};
 use super::hole::build_hole;
 use crate::pipeline::answer::Answer;
 use crate::pipeline::command_plan::CommandPlan;
-use crate::pipeline::outcome::{Outcome, unexpected};
+use crate::pipeline::outcome::Outcome;
 use crate::pipeline::sealing::{SealedBlocks, Sealing};
 use crate::pipeline::write_order::Range;
-
-/// The stamp that stands for "absent".
-const ABSENT: [u8; 24] = [0; 24];
 
 #[derive(Debug)]
 pub(crate) struct ResealHole {
     hole: HoleRecord,
-    /// Another initiator wrote data first.
-    miscompared: bool,
+    comparison: Comparison,
 }
 
 impl ResealHole {
     pub(crate) fn new(hole: HoleRecord) -> ResealHole {
-        ResealHole { hole, miscompared: false }
+        ResealHole { hole, comparison: Comparison::default() }
     }
 }
 
@@ -47,15 +44,11 @@ impl Execute for ResealHole {
     }
 
     fn declined(&mut self, plan: &CommandPlan, outcome: &Outcome, _: &mut Capabilities) -> Next {
-        if *outcome != Outcome::Miscompare {
-            return Next::Fail(unexpected(outcome, plan.lba));
-        }
-        self.miscompared = true;
-        Next::Continue
+        self.comparison.declined(plan, outcome)
     }
 
     fn restart(&mut self) {
-        self.miscompared = false;
+        self.comparison.restart();
     }
 
     fn first_record(&self, plan: &CommandPlan, _: usize) -> Option<FirstRecord> {
@@ -68,6 +61,6 @@ impl Execute for ResealHole {
     }
 
     fn answer(self) -> Answer {
-        Answer::Resealed(!self.miscompared)
+        self.comparison.answer()
     }
 }

@@ -4,9 +4,8 @@ use strongroom_block::{Buffer, Lba, StoreSequence};
 use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 use strongroom_scsi::{VendorCommand, vendor};
 
-use super::execute::{BuildContext, Capabilities, Effect, Execute};
+use super::execute::{BuildContext, Effect, Execute};
 use crate::pipeline::command_plan::CommandPlan;
-use crate::pipeline::write_order::Range;
 
 #[derive(Debug)]
 pub(crate) struct Verified {
@@ -16,15 +15,6 @@ pub(crate) struct Verified {
 impl Execute for Verified {
     fn effect(&self) -> Effect {
         Effect::Metadata
-    }
-
-    fn range(&self, _: usize) -> Range {
-        Range::new(Lba(0), 0)
-    }
-
-    fn next_command(&mut self, _: &Capabilities, remaining: &mut Option<Range>) -> CommandPlan {
-        *remaining = None;
-        CommandPlan::control()
     }
 
     fn build(&self, _: &CommandPlan, context: &BuildContext<'_>) -> ScsiCommand {

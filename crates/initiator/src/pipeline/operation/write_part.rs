@@ -10,9 +10,10 @@
 //! and undo what other initiators have changed in the rest of it since.
 
 use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Lba};
+use strongroom_scsi::cdb;
 use strongroom_scsi::transport::initiator::Command as ScsiCommand;
-use strongroom_scsi::{VendorCommand, cdb};
 
+use super::conditional_block::{ABSENT, ConditionalBlock};
 use super::execute::{BuildContext, Capabilities, Effect, Execute, FirstRecord, Next, UnitContext};
 use crate::completion::device_error;
 use crate::pipeline::command_plan::CommandPlan;
@@ -25,8 +26,6 @@ use crate::pipeline::write_order::Range;
 
 /// Tries against other writers of the same block. Each failure means that another initiator succeeded.
 const TRIES_MAX: u32 = 1000;
-/// The stamp that says "absent" to CONDITIONAL WRITE.
-const ABSENT: [u8; 24] = [0; 24];
 
 #[derive(Debug)]
 pub(crate) struct WritePart {
@@ -45,10 +44,7 @@ pub(crate) struct WritePart {
 /// The write that is or will be sent.
 #[derive(Debug)]
 enum Attempt {
-    Sealed {
-        expected: [u8; 24],
-        blocks: SealedBlocks,
-    },
+    Sealed(ConditionalBlock),
     /// What must be there and what is to be written, one block each, back to back.
     Plain {
         both: Buffer,
@@ -61,9 +57,9 @@ impl WritePart {
         WritePart { lba, offset_bytes, data, fua, tries: 0, block, found: ABSENT, attempt: None }
     }
 
-    fn sealed(&self) -> Option<&SealedBlocks> {
+    fn sealed(&self) -> Option<&ConditionalBlock> {
         match self.attempt.as_deref() {
-            Some(Attempt::Sealed { blocks, .. }) => Some(blocks),
+            Some(Attempt::Sealed(block)) => Some(block),
             _ => None,
         }
     }
@@ -72,7 +68,7 @@ impl WritePart {
     fn is_done(&self) -> bool {
         match self.attempt.as_deref() {
             // A sealed unit executes nothing twice, and says so when the write is sent again.
-            None | Some(Attempt::Sealed { .. }) => false,
+            None | Some(Attempt::Sealed(_)) => false,
             Some(Attempt::Plain { both }) => both[self.block.len()..] == self.block[..],
         }
     }
@@ -87,8 +83,8 @@ impl WritePart {
     fn attempt(&self, context: UnitContext<'_>) -> Result<Attempt, DeviceError> {
         let changed = self.changed();
         if let Some(sealing) = context.sealing {
-            let blocks = sealing.seal(self.lba, &changed)?;
-            return Ok(Attempt::Sealed { expected: self.found, blocks });
+            let sealed = sealing.seal(self.lba, &changed)?;
+            return Ok(Attempt::Sealed(ConditionalBlock::new(self.lba, self.found, sealed)));
         }
         if !context.unit.compare_and_write {
             let message = format!(
@@ -141,11 +137,7 @@ impl Execute for WritePart {
     fn build(&self, plan: &CommandPlan, context: &BuildContext<'_>) -> ScsiCommand {
         match self.attempt.as_deref().filter(|_| plan.writes()) {
             None => context.unit.read_blocks(cdb::read_16(self.lba, 1), 1),
-            Some(Attempt::Sealed { expected, blocks }) => {
-                let cdb = VendorCommand::ConditionalWrite { lba: self.lba, count: 1 }.encode();
-                let SealedBlocks { data, records } = blocks.clone();
-                context.write_blocks(cdb, data, Some(records), Some(expected))
-            }
+            Some(Attempt::Sealed(block)) => block.build(context),
             Some(Attempt::Plain { both }) => {
                 context.unit.write_bytes(cdb::compare_and_write(self.lba, 1, self.fua), both.clone())
             }
@@ -189,18 +181,17 @@ impl Execute for WritePart {
 
     fn instead_of_stale(&self, sealing: &Sealing) -> Option<CommandPlan> {
         // Without keys it then fails where it opens what it has read.
-        let blocks = self.sealed()?;
-        (sealing.is_stale(blocks.records.epoch()) != Ok(false)).then(|| self.read())
+        let block = self.sealed()?;
+        (sealing.is_stale(block.epoch()) != Ok(false)).then(|| self.read())
     }
 
     fn first_record(&self, plan: &CommandPlan, _: usize) -> Option<FirstRecord> {
-        let blocks = self.sealed().filter(|_| plan.writes())?;
-        Some((blocks.records.first_stamp(), blocks.records.epoch()))
+        self.sealed()?.first_record(plan)
     }
 
     fn reseal(&mut self, _: &CommandPlan, sealing: &Sealing) -> Result<Option<SealedBlocks>, DeviceError> {
-        if let Some(Attempt::Sealed { blocks, .. }) = self.attempt.as_deref_mut() {
-            *blocks = sealing.seal_again(self.lba, blocks)?;
+        if let Some(Attempt::Sealed(block)) = self.attempt.as_deref_mut() {
+            block.reseal(sealing)?;
         }
         Ok(None)
     }

@@ -5,6 +5,7 @@ use strongroom_block::Lba;
 use super::{BLOCK, Rig};
 use crate::Limits;
 use crate::pipeline::operation::{ConditionalWrite, Write};
+use crate::pipeline::sealing::SealedBlocks;
 
 /// A write of block 2, on the condition that nobody writes it in between.
 fn conditional(rig: &Rig, mark: u8) -> ConditionalWrite {
@@ -12,7 +13,7 @@ fn conditional(rig: &Rig, mark: u8) -> ConditionalWrite {
         panic!("a sealed write")
     };
     let expected = rig.unit.blocks[&2].record[8..32].try_into().unwrap();
-    ConditionalWrite { lba, expected, data, records }
+    ConditionalWrite::new(lba, expected, SealedBlocks { data, records })
 }
 
 fn rig() -> Rig {

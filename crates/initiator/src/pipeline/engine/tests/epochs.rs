@@ -7,6 +7,7 @@ use strongroom_block::SealRecord;
 use super::*;
 use crate::pipeline::boot_time::BootTime;
 use crate::pipeline::operation::ConditionalWrite;
+use crate::pipeline::sealing::SealedBlocks;
 
 const FLUSHED_NEVER: Limits = Limits {
     requests_max: 256,
@@ -106,7 +107,7 @@ fn part_of_a_block_is_merged_again_and_a_conditional_write_is_sealed_again() {
         panic!("a sealed write")
     };
     let expected = rig.unit.blocks[&1].record[8..32].try_into().unwrap();
-    let conditional = rig.submit(ConditionalWrite { lba, expected, data, records });
+    let conditional = rig.submit(ConditionalWrite::new(lba, expected, SealedBlocks { data, records }));
     rig.hold(3, &[3, 2]);
     rig.run();
     rig.result(conditional).unwrap();

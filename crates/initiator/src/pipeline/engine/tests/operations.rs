@@ -82,7 +82,7 @@ fn an_executed_conditional_write_is_done_even_if_another_initiator_wrote_since()
         let expected = rig.unit.blocks[&3].record[8..32].try_into().unwrap();
         let work: Operation = match reseals {
             true => ResealBlock::new(lba, expected, SealedBlocks { data, records }).into(),
-            false => ConditionalWrite { lba, expected, data, records }.into(),
+            false => ConditionalWrite::new(lba, expected, SealedBlocks { data, records }).into(),
         };
         let token = rig.executed_and_unanswered(work, 3);
         rig.run();
