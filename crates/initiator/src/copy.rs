@@ -17,6 +17,7 @@ mod source;
 mod state_file;
 #[cfg(test)]
 mod tests;
+mod volume_move;
 
 use std::collections::VecDeque;
 use std::io;
@@ -38,6 +39,10 @@ pub use checksum::ContentSums;
 pub use node_mac::{NodeMac, NodeMacError};
 pub use resume::Resume;
 pub use state_file::StateFile;
+pub use volume_move::{
+    CopyRate, MoveError, MoveState, MoveStateError, VolumeMove, attach_placed, checksum_successor, describe_unit,
+    take_place,
+};
 
 /// Bytes of one read or write.
 const CHUNK_BYTES: u64 = 1 << 20;

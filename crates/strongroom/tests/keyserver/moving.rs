@@ -372,7 +372,7 @@ fn attack_reseal_a_store_that_lost_what_was_moved_or_brings_the_old_volume_back(
     // All of it is authentic, and as it was before anything was moved.
     copy_tree(&site.world.path("empty"), &volume("vault.resealed"));
     let server = site.world.serve();
-    site.world.finish(site.moving(old, &to, &[])).failed(&["what was read back is not what was moved", "begin anew"]);
+    site.world.finish(site.moving(old, &to, &[])).failed(&["what was read back is not what was moved", "start over"]);
     site.assert_contents(old);
     fs::remove_file(site.world.path("state.copy")).unwrap();
     site.world.finish(site.moving(old, &to, &[])).ok();

@@ -64,7 +64,7 @@ pub(crate) struct ResealArgs {
     /// Read and write no more than this in a second.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(super) rate: Option<u64>,
-    /// Only seal anew; destroy nothing.
+    /// Only reseal; destroy nothing.
     #[arg(long)]
     pub(super) keep_epochs: bool,
     /// Destroy the older epochs although snapshots or clones may still need them, or blocks do not open: what is under them is lost.
