@@ -14,6 +14,7 @@
 //! A block that does not open is a `Medium` error that names it, and never data, unless it was chosen that older versions may be
 //! read instead (`previous`).
 
+mod attachment;
 mod bounds;
 mod contents;
 mod driver;
@@ -47,6 +48,7 @@ use crate::pipeline::losses::LostRequest;
 use crate::pipeline::operation::{Discard, Flush, Hole, Operation, Read, Write, WritePart};
 use crate::pipeline::request::{NewRequest, Reply};
 use crate::pipeline::sealing::Sealing;
+use crate::session::iscsi::IscsiTransport;
 use crate::{AttachError, AttachOptions, DamagedReads, KeyStatus, Pipeline, UnitDescription, WriteLosses};
 use bounds::Bounds;
 use driver::{Attached, Driver, Purpose};
@@ -132,8 +134,8 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
     let (first, attached) = sync_channel(1);
     let thread = {
         let (options, intake, status) = (Arc::new(options), intake.clone(), status.clone());
-        // A runtime stays in its thread, so the driver is made there.
-        let body = move || match Driver::new(options, intake, status, waker, purpose, first.clone()) {
+        // A runtime stays in its thread, so the driver is made there. Here alone the transport is chosen.
+        let body = move || match Driver::<IscsiTransport>::new(options, intake, status, waker, purpose, first.clone()) {
             Ok(driver) => driver.run(),
             Err(error) => drop(first.send(Err(error))),
         };

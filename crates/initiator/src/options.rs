@@ -121,6 +121,11 @@ impl AttachOptions {
         }
     }
 
+    /// The name of the target that serves the volume.
+    pub(crate) fn target_name(&self) -> String {
+        self.url.target_name(&self.base_iqn)
+    }
+
     /// The scheme that is offered to the target: the one that was chosen, else S2-5, or S1-2 for a volume that is not
     /// encrypted. Never another one: what a target does not admit is not negotiated down.
     pub fn scheme(&self) -> Scheme {

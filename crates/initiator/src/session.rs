@@ -3,9 +3,8 @@
 //!
 //! Absent: sockets, threads and the clock (`crate::device` has them), and what commands mean (`crate::pipeline`).
 
-mod further;
-pub(crate) mod login;
+pub(crate) mod iscsi;
 pub(crate) mod nexus;
 pub(crate) mod probe;
-pub(crate) mod wire;
+pub(crate) mod transport;
 pub(crate) mod writer_lease;

@@ -21,15 +21,13 @@ use strongroom_net::{Event, Runtime, RuntimeOptions, SendState, StreamFailure, S
 use strongroom_scsi::vendor::lease::Writer;
 
 use crate::completion::{device_error, lock};
+use crate::device::attachment::Attachment;
 use crate::device::intake::{Intake, abandoned, detached};
 use crate::pipeline::engine::{Engine, EngineCounters};
 use crate::pipeline::sealing::Sealing;
-use crate::pipeline::stamps::random;
 use crate::pipeline::unit::UnitDescription;
-use crate::session::login::Identity;
 use crate::session::nexus::{Nexus, Notice};
-use crate::session::wire::Wire;
-use crate::session::writer_lease::WriterLease;
+use crate::session::transport::{SessionTransport, Wire};
 use crate::{AttachError, AttachOptions, PipelineStatus};
 use pace::Pace;
 use reconnection::Reconnection;
@@ -87,36 +85,32 @@ pub(super) enum Purpose {
     Attach,
 }
 
-enum SessionState {
+enum SessionState<T> {
     Idle {
         retry_at: Instant,
     },
-    Active(Box<Nexus>),
+    Active(Box<Nexus<T>>),
     /// Refused for good.
     Refused,
 }
 
-pub(super) struct Driver {
+/// The thread's state. `T` carries the session.
+pub(super) struct Driver<T: SessionTransport> {
     options: Arc<AttachOptions>,
-    identity: Identity,
+    port: T::Port,
     intake: Arc<Intake>,
     status: Arc<Mutex<ConnectionStatus>>,
     runtime: Runtime,
     purpose: Purpose,
-    state: SessionState,
-    engine: Option<Engine>,
-    sealing: Option<Arc<Sealing>>,
+    state: SessionState<T>,
+    attachment: Attachment,
     pace: Pace,
-    lease: WriterLease,
-    /// A unit that was looked at, and whether it may have lost what was not flushed: commands flow when the lease is ours.
-    claiming: Option<(Arc<UnitDescription>, bool)>,
-    unit: Option<Arc<UnitDescription>>,
     first: Option<SyncSender<Result<Attached, AttachError>>>,
     reconnection: Reconnection,
     logout_deadline: Option<Instant>,
 }
 
-impl Driver {
+impl<T: SessionTransport> Driver<T> {
     pub(super) fn new(
         options: Arc<AttachOptions>,
         intake: Arc<Intake>,
@@ -124,7 +118,7 @@ impl Driver {
         waker: Waker,
         purpose: Purpose,
         first: SyncSender<Result<Attached, AttachError>>,
-    ) -> Result<Driver, AttachError> {
+    ) -> Result<Driver<T>, AttachError> {
         let runtime_options = RuntimeOptions {
             streams_max: STREAMS_MAX,
             connect_timeout: options.timeouts.connect,
@@ -133,23 +127,15 @@ impl Driver {
         let pace = Pace::new(waker.clone());
         let runtime = Runtime::with_waker(runtime_options, waker)
             .map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
-        let mut isid: [u8; 6] = random();
-        // RFC 7143 §11.12.5: type "random", so that no two attachments share a nexus; kept over reconnects.
-        isid[0] = 0x80;
-        let target_name = options.url.target_name(&options.base_iqn);
         Ok(Driver {
-            identity: Identity { isid, target_name },
+            port: T::port(),
             intake,
             status,
             runtime,
             purpose,
             state: SessionState::Idle { retry_at: Instant::now() },
-            engine: None,
-            sealing: None,
+            attachment: Attachment::new(&options),
             pace,
-            lease: WriterLease::new(&options),
-            claiming: None,
-            unit: None,
             first: Some(first),
             reconnection: Reconnection::new(options.timeouts.backoff_min),
             logout_deadline: None,
@@ -160,12 +146,12 @@ impl Driver {
     /// Runs until detached (or, before the first success, until the first failure).
     pub(super) fn run(mut self) {
         while self.step() {}
-        if let Some(engine) = &mut self.engine {
+        if let Some(engine) = &mut self.attachment.engine {
             engine.fail_all(&detached());
         }
         // Requests that were pushed and not yet taken end as well.
         self.take_requests();
-        if let Some(engine) = &mut self.engine {
+        if let Some(engine) = &mut self.attachment.engine {
             engine.fail_all(&detached());
         }
         self.publish();
@@ -201,7 +187,7 @@ impl Driver {
         }
         self.handle_timeouts(now);
         self.process(now);
-        self.look_at_lease();
+        self.check_lease(now);
         self.call_further(now);
         self.adapt(now);
         self.seal();
@@ -221,7 +207,7 @@ impl Driver {
 
     /// Whether the thread has nothing left to do.
     fn is_over(&mut self, now: Instant) -> bool {
-        if self.first.is_none() && self.engine.is_none() {
+        if self.first.is_none() && self.attachment.engine.is_none() {
             return true;
         }
         if !self.intake.is_detaching() {
@@ -229,13 +215,13 @@ impl Driver {
         }
         match &mut self.state {
             SessionState::Active(nexus) if nexus.is_connected() && (nexus.is_open() || nexus.is_logging_out()) => {
-                if self.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
+                if self.attachment.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
                     && self.logout_deadline.is_none()
                 {
                     // Requests from before the detach are answered first; new ones are refused at the door.
                     self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
                 } else if !nexus.is_logging_out()
-                    && !self.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
+                    && !self.attachment.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
                 {
                     self.say_goodbye(now);
                 }
@@ -248,7 +234,7 @@ impl Driver {
     /// Nobody waits any longer, for good.
     fn abandon(&mut self) {
         lock(&self.status).is_abandoned = true;
-        if let Some(engine) = self.engine.as_mut().filter(|engine| engine.table.has_waiting_callers()) {
+        if let Some(engine) = self.attachment.engine.as_mut().filter(|engine| engine.table.has_waiting_callers()) {
             engine.abandon(&abandoned());
             self.lose(Instant::now(), AttachError::Unreachable("the attachment was given up".into()));
         }
@@ -256,7 +242,7 @@ impl Driver {
 
     fn take_requests(&mut self) {
         let requests = self.intake.take();
-        if let Some(engine) = &mut self.engine {
+        if let Some(engine) = &mut self.attachment.engine {
             for request in requests {
                 engine.submit(request);
             }
@@ -264,15 +250,14 @@ impl Driver {
     }
 
     fn publish(&mut self) {
-        let Some(engine) = &mut self.engine else { return };
+        let Some(engine) = &mut self.attachment.engine else { return };
         let finished = engine.table.take_finished();
-        let wires = match &self.state {
-            SessionState::Active(nexus) => nexus.wires(),
-            SessionState::Idle { .. } | SessionState::Refused => &[],
+        let (wires, rekeys) = match &self.state {
+            SessionState::Active(nexus) => {
+                (nexus.wires().iter().filter(|wire| wire.is_in_session).count(), nexus.rekeys())
+            }
+            SessionState::Idle { .. } | SessionState::Refused => (0, (0, 0)),
         };
-        let rekeys = wires.iter().map(|wire| wire.link.rekeys());
-        let rekeys = rekeys.fold((0, 0), |(ours, theirs), (our, their)| (ours + our, theirs + their));
-        let wires = wires.iter().filter(|wire| wire.is_in_session).count();
         let mut status = lock(&self.status);
         status.engine = engine.counters;
         status.unflushed_bytes = engine.unflushed_bytes();
@@ -291,7 +276,7 @@ impl Driver {
             SessionState::Refused => None,
         };
         let give_up = self.give_up_at();
-        let engine = self.engine.as_ref().and_then(Engine::poll_timeout);
+        let engine = self.attachment.engine.as_ref().and_then(Engine::poll_timeout);
         [state, give_up, engine, self.logout_deadline].into_iter().flatten().min()
     }
 
@@ -303,7 +288,7 @@ impl Driver {
         if let SessionState::Active(nexus) = &mut self.state {
             nexus.handle_timeout(now);
         }
-        if let Some(engine) = &mut self.engine {
+        if let Some(engine) = &mut self.attachment.engine {
             engine.handle_timeout(now);
             if let Some(why) = engine.needs_new_connection(now) {
                 self.lose(now, AttachError::Unreachable(why.to_owned()));
@@ -330,7 +315,7 @@ impl Driver {
             // What it would continue with is given up.
             self.lose(Instant::now(), AttachError::Unreachable(why));
         }
-        if let Some(engine) = &mut self.engine {
+        if let Some(engine) = &mut self.attachment.engine {
             engine.fail_all(&error);
         }
     }
@@ -358,13 +343,10 @@ impl Driver {
         }
     }
 
-    fn dial(&mut self, now: Instant, address: SocketAddr) -> Result<Wire, AttachError> {
+    fn dial(&mut self, now: Instant, address: SocketAddr) -> Result<Wire<T::Connection>, AttachError> {
         let stream = self.runtime.connect(address).map_err(|error| AttachError::Unreachable(error.to_string()))?;
-        let wire = Wire::new(now, &self.options, stream, address);
-        if wire.is_err() {
-            self.runtime.close(stream);
-        }
-        wire
+        let connection = T::connection(now, &self.options).inspect_err(|_| self.runtime.close(stream))?;
+        Ok(Wire::new(stream, address, connection))
     }
 
     /// Calls the further connections of a session.
@@ -380,7 +362,7 @@ impl Driver {
                 Ok(wire) => nexus.add_wire(wire),
                 Err(error) => {
                     tracing::debug!(%error, "a further connection could not be made");
-                    nexus.call_later(now, &self.options);
+                    nexus.delay_wires(now, &self.options);
                 }
             }
         }
@@ -395,9 +377,9 @@ impl Driver {
             match event {
                 Event::Received { stream, bytes } => {
                     nexus.handle_input(now, stream, bytes);
-                    let engine = self.engine.as_mut();
+                    let engine = self.attachment.engine.as_mut();
                     // Nothing may be lent from the runtime while a notice is acted upon.
-                    if let Some(notice) = nexus.process(now, &self.options, &self.identity, engine) {
+                    if let Some(notice) = nexus.process(now, &self.options, &self.port, engine) {
                         self.act(now, notice);
                     }
                 }
@@ -444,7 +426,7 @@ impl Driver {
 
     fn process(&mut self, now: Instant) {
         if let SessionState::Active(nexus) = &mut self.state
-            && let Some(notice) = nexus.process(now, &self.options, &self.identity, self.engine.as_mut())
+            && let Some(notice) = nexus.process(now, &self.options, &self.port, self.attachment.engine.as_mut())
         {
             self.act(now, notice);
         }
@@ -461,7 +443,7 @@ impl Driver {
             Notice::Suspended(reason) => {
                 tracing::warn!(%reason, "every connection of the session is lost; its commands wait for a new one");
                 let mut status = lock(&self.status);
-                (status.is_connected, status.last_loss) = (false, Some(reason.to_string()));
+                (status.is_connected, status.last_loss) = (false, Some(reason));
                 self.reconnection.lost(now);
             }
             Notice::Continued => {
@@ -469,12 +451,12 @@ impl Driver {
                 self.found(false);
             }
             Notice::Probed(unit) => {
-                if let Err(error) = self.probed(*unit) {
+                if let Err(error) = self.probed(now, *unit) {
                     self.lose(now, error);
                 }
             }
             Notice::Lease(outcome) => {
-                if let Err(error) = self.lease_answered(outcome) {
+                if let Err(error) = self.lease_answered(now, outcome) {
                     self.lose(now, error);
                 }
             }
@@ -485,14 +467,14 @@ impl Driver {
         let SessionState::Active(nexus) = &mut self.state else { return };
         for at in 0..nexus.wires().len() {
             while nexus.wires()[at].is_connected && !nexus.wires()[at].is_blocked {
-                let mut buffers = nexus.transmit(at, self.engine.as_mut());
+                let mut buffers = nexus.transmit(at, self.attachment.engine.as_mut());
                 if buffers.is_empty() {
                     break;
                 }
                 let bytes: usize = buffers.iter().map(|buffer| buffer.len()).sum();
                 let wire = nexus.wire(at);
                 wire.is_blocked = self.runtime.send(wire.stream, &mut buffers) == SendState::Full;
-                if let Some(engine) = &mut self.engine {
+                if let Some(engine) = &mut self.attachment.engine {
                     engine.in_flight.transmitted(now, bytes);
                 }
             }
@@ -507,10 +489,7 @@ impl Driver {
             hang_up(&mut self.runtime, nexus);
         }
         self.state = SessionState::Idle { retry_at: now + pause };
-        self.claiming = None;
-        if let Some(engine) = &mut self.engine {
-            engine.disconnected();
-        }
+        self.attachment.disconnected();
         let moved = match &error {
             AttachError::Moved { address, is_permanent } => Some((address.as_str(), *is_permanent)),
             _ => None,
@@ -550,7 +529,7 @@ impl Driver {
         self.state = SessionState::Refused;
         self.intake.refuse(Some(error.clone()));
         self.take_requests();
-        if let Some(engine) = &mut self.engine {
+        if let Some(engine) = &mut self.attachment.engine {
             engine.fail_all(&error);
         }
     }
@@ -564,7 +543,7 @@ impl Driver {
 }
 
 /// Says goodbye on every wire, and closes them.
-fn hang_up(runtime: &mut Runtime, nexus: &mut Nexus) {
+fn hang_up<T: SessionTransport>(runtime: &mut Runtime, nexus: &mut Nexus<T>) {
     nexus.close();
     for at in 0..nexus.wires().len() {
         let mut last = nexus.transmit(at, None);

@@ -12,17 +12,18 @@ use strongroom_block::{Buffer, BufferMut, CryptoCounters, DeviceError, Request, 
 use strongroom_net::{Link, StreamId};
 use strongroom_seal::{SealContext, VolumeSealer};
 
+use crate::device::attachment::{Attachment, LeaseAnswer, ProbedUnit};
 use crate::pipeline::answer::Answer;
 use crate::pipeline::boot_time::BootTime;
-use crate::pipeline::engine::{Engine, EngineCounters, EngineOptions};
+use crate::pipeline::engine::{Engine, EngineCounters};
 use crate::pipeline::operation::{Discard, Flush, Hole, Operation, Read, Write, WritePart};
 use crate::pipeline::request::{FinishedRequest, NewRequest, Reply};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::unit::UnitDescription;
-use crate::session::login::Identity;
+use crate::session::iscsi::{IscsiConnection, IscsiPort, IscsiTransport};
 use crate::session::nexus::{Nexus, Notice};
-use crate::session::wire::Wire;
-use crate::session::writer_lease::{LeaseOutcome, WriterLease};
+use crate::session::transport::Wire;
+use crate::session::writer_lease::LeaseOutcome;
 use crate::{AttachError, AttachOptions, KeyRequest};
 
 /// What came of a request.
@@ -31,14 +32,9 @@ pub type Finished = (Token, Result<Option<BufferMut>, DeviceError>);
 /// An attachment without a thread.
 pub struct Initiator {
     options: AttachOptions,
-    identity: Identity,
-    nexus: Option<Box<Nexus>>,
-    engine: Option<Engine>,
-    sealing: Option<Arc<Sealing>>,
-    unit: Option<Arc<UnitDescription>>,
-    lease: WriterLease,
-    /// A unit that was looked at, and whether it may have lost what was not flushed: commands flow when the lease is ours.
-    claiming: Option<(Arc<UnitDescription>, bool)>,
+    port: IscsiPort,
+    nexus: Option<Box<Nexus<IscsiTransport>>>,
+    attachment: Attachment,
     /// Why the last connection ended.
     last_loss: Option<AttachError>,
     connections: u32,
@@ -46,23 +42,18 @@ pub struct Initiator {
 
 impl std::fmt::Debug for Initiator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Initiator").field("identity", &self.identity).finish_non_exhaustive()
+        f.debug_struct("Initiator").field("port", &self.port).finish_non_exhaustive()
     }
 }
 
 impl Initiator {
     /// Not connected yet. `options` name the volume and the source of its keys.
     pub fn new(options: AttachOptions, isid: [u8; 6]) -> Initiator {
-        let target_name = options.url.target_name(&options.base_iqn);
         Initiator {
-            identity: Identity { isid, target_name },
-            lease: WriterLease::new(&options),
-            claiming: None,
+            port: IscsiPort { isid },
+            attachment: Attachment::new(&options),
             options,
             nexus: None,
-            engine: None,
-            sealing: None,
-            unit: None,
             last_loss: None,
             connections: 0,
         }
@@ -72,17 +63,9 @@ impl Initiator {
     pub fn connected(&mut self, now: Instant, link: Link) {
         assert!(self.nexus.is_none(), "one connection at a time");
         self.connections += 1;
-        let wire = Wire {
-            stream: StreamId::simulated(self.connections),
-            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
-            others: Vec::new(),
-            is_connected: true,
-            is_blocked: false,
-            id: None,
-            is_in_session: false,
-            link,
-            out: Vec::new(),
-        };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let mut wire = Wire::new(StreamId::simulated(self.connections), address, IscsiConnection::over(link));
+        wire.is_connected = true;
         self.nexus = Some(Box::new(Nexus::new(now, &self.options, wire)));
         self.process(now);
     }
@@ -94,7 +77,7 @@ impl Initiator {
 
     /// Whether the unit has answered all questions once: requests may be submitted.
     pub fn is_attached(&self) -> bool {
-        self.engine.is_some()
+        self.attachment.engine.is_some()
     }
 
     /// Why the last connection ended.
@@ -114,7 +97,7 @@ impl Initiator {
 
     /// Why nothing more may be written, if another initiator has the volume by now.
     pub fn lease_lost(&self) -> Option<&DeviceError> {
-        self.lease.lost()
+        self.attachment.lease.lost()
     }
 
     /// Bytes from the target.
@@ -139,7 +122,7 @@ impl Initiator {
         if let Some(nexus) = &mut self.nexus {
             nexus.handle_timeout(now);
         }
-        if let Some(engine) = &mut self.engine {
+        if let Some(engine) = &mut self.attachment.engine {
             engine.handle_timeout(now);
             if let Some(why) = engine.needs_new_connection(now) {
                 self.lose(AttachError::Unreachable(why.to_owned()));
@@ -151,7 +134,7 @@ impl Initiator {
     /// When `handle_timeout` wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let nexus = self.nexus.as_ref().and_then(|nexus| nexus.poll_timeout());
-        let engine = self.engine.as_ref().and_then(Engine::poll_timeout);
+        let engine = self.attachment.engine.as_ref().and_then(Engine::poll_timeout);
         [nexus, engine].into_iter().flatten().min()
     }
 
@@ -162,8 +145,8 @@ impl Initiator {
         if nexus.wires().is_empty() {
             return Vec::new();
         }
-        let made = nexus.transmit(0, self.engine.as_mut());
-        if let Some(engine) = &mut self.engine {
+        let made = nexus.transmit(0, self.attachment.engine.as_mut());
+        if let Some(engine) = &mut self.attachment.engine {
             engine.in_flight.transmitted(now, made.iter().map(|buffer| buffer.len()).sum());
         }
         made
@@ -179,19 +162,19 @@ impl Initiator {
             Request::Write { lba, data, fua } => Write { lba, data, records: None, fua }.into(),
             Request::WritePart { lba, offset_bytes, data, fua } => WritePart::new(lba, offset_bytes, data, fua).into(),
             Request::Flush => Flush.into(),
-            Request::Discard { lba, count } => match &self.sealing {
+            Request::Discard { lba, count } => match &self.attachment.sealing {
                 Some(sealing) => Hole(sealing.seal_hole(lba, count)?).into(),
                 None => Discard { lba, count }.into(),
             },
         };
-        let engine = self.engine.as_mut().expect("requests come after the attachment");
+        let engine = self.attachment.engine.as_mut().expect("requests come after the attachment");
         engine.submit(NewRequest { reply: Reply::Token(token), cost_bytes: 0, operation });
         Ok(())
     }
 
     /// Requests that have ended.
     pub fn take_finished(&mut self) -> Vec<Finished> {
-        let Some(engine) = &mut self.engine else { return Vec::new() };
+        let Some(engine) = &mut self.attachment.engine else { return Vec::new() };
         let ended = |op: FinishedRequest| {
             let Reply::Token(token) = op.reply else { return None };
             let result = op.result.map(|answer| match answer {
@@ -206,22 +189,20 @@ impl Initiator {
     /// Asks whether the writer lease still is ours, gives it back, and then logs out: one step at each call, as soon as the last one is
     /// answered.
     pub fn leave(&mut self, now: Instant) {
-        let (Some(nexus), Some(unit)) = (&mut self.nexus, &self.unit) else { return };
-        if !nexus.is_open() || nexus.talks_of_lease() {
-            return;
-        }
-        match self.lease.leave(unit) {
-            Some(talk) => nexus.talk_of_lease(now, talk, unit.custody()),
-            None => nexus.log_out(now),
+        if let Some(nexus) = &mut self.nexus
+            && nexus.is_open()
+            && !nexus.talks_of_lease()
+        {
+            self.attachment.leave(now, nexus);
         }
     }
 
     /// The lease of the keys ends: they are wiped, and what was sealed with them is not sent any more.
     pub fn lease_ends(&mut self) {
-        let Some(sealing) = &self.sealing else { return };
+        let Some(sealing) = &self.attachment.sealing else { return };
         sealing.keys().lend_until(BootTime::now());
         sealing.expire();
-        if let Some(engine) = &mut self.engine {
+        if let Some(engine) = &mut self.attachment.engine {
             engine.keys_changed();
             if engine.table.has_unanswered_writes() {
                 self.lose(AttachError::Unreachable("the keys are gone, and writes were not answered".into()));
@@ -234,9 +215,9 @@ impl Initiator {
     /// # Errors
     /// It has none.
     pub fn lease_renewed(&mut self) -> Result<(), AttachError> {
-        let (Some(sealing), Some(unit)) = (&self.sealing, &self.unit) else { return Ok(()) };
+        let (Some(sealing), Some(unit)) = (&self.attachment.sealing, &self.attachment.unit) else { return Ok(()) };
         sealing.keys().replace(self.sealer(unit)?, true);
-        if let Some(engine) = &mut self.engine {
+        if let Some(engine) = &mut self.attachment.engine {
             engine.keys_changed();
         }
         Ok(())
@@ -244,24 +225,17 @@ impl Initiator {
 
     /// What the engine did.
     pub fn counters(&self) -> EngineCounters {
-        self.engine.as_ref().map(|engine| engine.counters).unwrap_or_default()
+        self.attachment.engine.as_ref().map(|engine| engine.counters).unwrap_or_default()
     }
 
     fn process(&mut self, now: Instant) {
         let Some(nexus) = &mut self.nexus else { return };
-        if let Some(notice) = nexus.process(now, &self.options, &self.identity, self.engine.as_mut()) {
+        if let Some(notice) = nexus.process(now, &self.options, &self.port, self.attachment.engine.as_mut()) {
             self.act(now, notice);
         }
         if let Some(nexus) = &mut self.nexus {
             nexus.take_ended();
-        }
-        if let (Some(nexus), Some(engine), Some(unit)) = (&mut self.nexus, &self.engine, &self.unit)
-            && engine.lease.is_doubted()
-            && self.lease.is_held()
-            && !nexus.talks_of_lease()
-            && !nexus.is_logging_out()
-        {
-            nexus.talk_of_lease(now, self.lease.resume(unit), unit.custody());
+            self.attachment.check_lease(now, nexus);
         }
     }
 
@@ -283,7 +257,7 @@ impl Initiator {
     }
 
     fn probed(&mut self, now: Instant, unit: UnitDescription) -> Result<(), AttachError> {
-        let restarted = match &self.unit {
+        let restarted = match &self.attachment.unit {
             None => false,
             Some(before) if !before.is_same_unit(&unit) => {
                 return Err(AttachError::Unsupported("it is not the volume that was attached before".into()));
@@ -293,58 +267,29 @@ impl Initiator {
                 before.may_have_lost_writes(&unit)
             }
         };
-        let unit = Arc::new(unit);
-        match (self.lease.begin(&unit), &mut self.nexus) {
-            (Some(talk), Some(nexus)) => {
-                nexus.talk_of_lease(now, talk, unit.custody());
-                self.claiming = Some((unit, restarted));
-            }
-            _ => return self.opened(now, unit, restarted),
+        let Some(nexus) = &mut self.nexus else { return Ok(()) };
+        match self.attachment.claim(now, ProbedUnit { unit: Arc::new(unit), restarted }, nexus) {
+            Some(probed) => self.opened(now, &probed),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn lease_answered(&mut self, now: Instant, outcome: LeaseOutcome) -> Result<(), AttachError> {
-        self.lease.concluded(outcome)?;
-        if let Some((unit, restarted)) = self.claiming.take() {
-            return self.opened(now, unit, restarted);
-        } else if let Some(engine) = &mut self.engine {
-            match self.lease.lost() {
-                Some(error) => engine.lease_lost(error),
-                None => engine.lease_held(),
-            }
+        match self.attachment.lease_answered(outcome)? {
+            LeaseAnswer::Open(probed) => self.opened(now, &probed),
+            LeaseAnswer::Writers(..) | LeaseAnswer::Noted => Ok(()),
         }
-        Ok(())
     }
 
-    fn opened(&mut self, now: Instant, unit: Arc<UnitDescription>, restarted: bool) -> Result<(), AttachError> {
-        match &self.sealing {
+    fn opened(&mut self, now: Instant, probed: &ProbedUnit) -> Result<(), AttachError> {
+        match &self.attachment.sealing {
             Some(sealing) => sealing.renew(None),
-            None if unit.sealed.is_some() => self.sealing = Some(Arc::new(Sealing::new(self.sealer(&unit)?))),
+            None if probed.unit.sealed.is_some() => {
+                self.attachment.sealing = Some(Arc::new(Sealing::new(self.sealer(&probed.unit)?)));
+            }
             None => {}
         }
-        // Not before: whether the target was restarted is told once, and what follows from it is done here.
-        self.unit = Some(unit.clone());
-        let engine = self.engine.get_or_insert_with(|| {
-            let options = EngineOptions {
-                limits: self.options.limits,
-                pipeline: self.options.pipeline,
-                patience: Duration::ZERO,
-                verified_feedback: self.options.verified_feedback,
-                marks_flushes_late: self.options.marks_flushes_late,
-                forgets_operations: self.options.forgets_operations,
-            };
-            Engine::new(unit.clone(), self.sealing.clone(), options)
-        });
-        match self.lease.lost() {
-            Some(error) => engine.lease_lost(error),
-            None if self.lease.is_held() => engine.lease_held(),
-            None => {}
-        }
-        engine.connected(unit.clone(), restarted);
-        if let Some(nexus) = &mut self.nexus {
-            nexus.open(now, unit.custody());
-        }
+        self.attachment.open(now, &self.options, Duration::ZERO, probed, self.nexus.as_deref_mut());
         Ok(())
     }
 
@@ -365,7 +310,7 @@ impl Initiator {
     }
 
     fn seal(&mut self) {
-        let (Some(engine), Some(sealing)) = (&mut self.engine, &self.sealing) else { return };
+        let (Some(engine), Some(sealing)) = (&mut self.attachment.engine, &self.attachment.sealing) else { return };
         while let Some(job) = engine.next_to_seal() {
             let sealed = sealing.seal(job.lba, &job.plain);
             engine.sealed(job.id, sealed);
@@ -374,10 +319,7 @@ impl Initiator {
 
     fn lose(&mut self, error: AttachError) {
         self.nexus = None;
-        self.claiming = None;
         self.last_loss = Some(error);
-        if let Some(engine) = &mut self.engine {
-            engine.disconnected();
-        }
+        self.attachment.disconnected();
     }
 }

@@ -1,9 +1,8 @@
-//! The session with the target over one or several wires: links, session, the questions after the login, and then the engine's
-//! commands.
+//! The session with the target as an I_T nexus: the questions after the login, the writer lease, and then the engine's commands. It knows
+//! the session in SCSI terms, and the connections that carry it by [`SessionTransport`]; which transport that is, is chosen where the device's
+//! thread is started.
 //!
-//! A machine like its parts: bytes and time in, buffers and [`Notice`]s out. The sockets are the driver's. Where the target takes
-//! several connections per session, further wires are asked for ([`Nexus::wants_wire`]) once the unit has answered by the first,
-//! and again when one was lost; at error recovery level 2 the session survives that, else it ends with any of them.
+//! A machine like its parts: bytes and time in, buffers and [`Notice`]s out. The sockets are the driver's.
 
 mod lease;
 
@@ -11,18 +10,13 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, Custody};
-use strongroom_handshake::PublicKey;
-use strongroom_iscsi::initiator::{Completed, ConnectionId, DataIn, Event, Session, SubmitError, TaskId};
-use strongroom_iscsi::{Agreed, CloseReason};
-use strongroom_net::{LinkEnd, LinkEvent, StreamId};
+use strongroom_net::StreamId;
+use strongroom_scsi::transport::initiator::{Completed, DataIn, Event, Session, SubmitError, TaskId};
 
-use crate::chap::ChapAccount;
 use crate::pipeline::engine::{CommandId, Engine};
 use crate::pipeline::unit::UnitDescription;
-use crate::session::further::FurtherConnections;
-use crate::session::login::{Identity, login_config, login_error};
 use crate::session::probe::{Probe, ProbeStep};
-use crate::session::wire::Wire;
+use crate::session::transport::{SessionChange, SessionTransport, Wire, WireFailure};
 use crate::session::writer_lease::{LeaseOutcome, LeaseTalk};
 use crate::{AttachError, AttachOptions};
 
@@ -36,8 +30,8 @@ pub(crate) enum Notice {
     Probed(Box<UnitDescription>),
     /// What was to be said about the writer lease was answered.
     Lease(LeaseOutcome),
-    /// The last connection is gone and the session is not: the tasks wait for a new one.
-    Suspended(CloseReason),
+    /// The last connection is gone and the session is not: the tasks wait for a new one. With the reason.
+    Suspended(String),
     /// The session goes on.
     Continued,
     /// The session is over.
@@ -71,18 +65,8 @@ impl<T> Dialog<T> {
 }
 
 #[derive(Debug)]
-pub(crate) struct Nexus {
-    /// The leading one first, until it is lost.
-    wires: Vec<Wire>,
-    /// Sockets of wires that are gone.
-    ended: Vec<StreamId>,
-    further: FurtherConnections,
-    /// Who holds the unit's keys, if it is sealed: see [`Wire::protect`].
-    custody: Option<Custody>,
-    was_suspended: bool,
-    /// Who the target has proven to be on the first wire.
-    target_key: Option<PublicKey>,
-    session: Option<Session>,
+pub(crate) struct Nexus<T> {
+    transport: T,
     probe: Option<Dialog<Probe>>,
     /// What is being said about the writer lease.
     lease: Option<Dialog<LeaseTalk>>,
@@ -92,20 +76,13 @@ pub(crate) struct Nexus {
     connect_timeout: Duration,
     is_open: bool,
     is_logging_out: bool,
-    login_failure: Option<AttachError>,
 }
 
-impl Nexus {
+impl<T: SessionTransport> Nexus<T> {
     /// A nexus whose first wire is being connected.
-    pub(crate) fn new(now: Instant, options: &AttachOptions, wire: Wire) -> Nexus {
+    pub(crate) fn new(now: Instant, options: &AttachOptions, wire: Wire<T::Connection>) -> Nexus<T> {
         Nexus {
-            wires: vec![wire],
-            ended: Vec::new(),
-            further: FurtherConnections::new(options.timeouts.backoff_min),
-            custody: None,
-            was_suspended: false,
-            target_key: None,
-            session: None,
+            transport: T::new(options, wire),
             probe: None,
             lease: None,
             tasks: HashMap::new(),
@@ -113,79 +90,76 @@ impl Nexus {
             connect_timeout: options.timeouts.connect,
             is_open: false,
             is_logging_out: false,
-            login_failure: None,
         }
     }
 
     /// Bytes from the target.
     pub(crate) fn handle_input(&mut self, now: Instant, stream: StreamId, bytes: &[u8]) {
-        let Some(at) = self.wire_of(stream) else { return };
-        let wire = &mut self.wires[at];
-        wire.link.handle_input(bytes);
-        if let (Some(session), Some(id)) = (&mut self.session, wire.id) {
-            session.handle_progress_on(now, id);
-        }
+        self.transport.handle_input(now, stream, bytes);
     }
 
     /// The target sends no more.
     pub(crate) fn handle_eof(&mut self, stream: StreamId) {
         if let Some(at) = self.wire_of(stream) {
-            self.wires[at].link.handle_eof();
+            self.transport.handle_eof(at);
         }
     }
 
     /// Which wire has a socket.
     pub(crate) fn wire_of(&self, stream: StreamId) -> Option<usize> {
-        self.wires.iter().position(|wire| wire.stream == stream)
+        self.wires().iter().position(|wire| wire.stream == stream)
     }
 
-    pub(crate) fn wires(&self) -> &[Wire] {
-        &self.wires
+    pub(crate) fn wires(&self) -> &[Wire<T::Connection>] {
+        self.transport.wires()
     }
 
-    pub(crate) fn wire(&mut self, at: usize) -> &mut Wire {
-        &mut self.wires[at]
+    pub(crate) fn wire(&mut self, at: usize) -> &mut Wire<T::Connection> {
+        self.transport.wire(at)
+    }
+
+    /// How often we and the target have changed the keys of the wires that there are.
+    pub(crate) fn rekeys(&self) -> (u64, u64) {
+        self.transport.rekeys()
     }
 
     /// Whether the socket of some wire stands.
     pub(crate) fn is_connected(&self) -> bool {
-        self.wires.iter().any(|wire| wire.is_connected)
+        self.wires().iter().any(|wire| wire.is_connected)
     }
 
     /// Whether the session stands without a connection.
     pub(crate) fn is_suspended(&self) -> bool {
-        self.was_suspended
+        self.transport.is_suspended()
     }
 
-    /// Whether a further wire is to be called now.
+    /// Whether a further wire is to be connected now.
     pub(crate) fn wants_wire(&self, now: Instant) -> bool {
-        self.call_due().is_some_and(|at| at <= now)
+        self.next_wire_at().is_some_and(|at| at <= now)
     }
 
-    fn call_due(&self) -> Option<Instant> {
-        let session = self.session.as_ref().filter(|_| self.is_open)?;
-        self.further.due(session, self.wires.len())
+    fn next_wire_at(&self) -> Option<Instant> {
+        self.transport.next_wire_at().filter(|_| self.is_open)
     }
 
-    /// A further wire is being called.
-    pub(crate) fn add_wire(&mut self, mut wire: Wire) {
-        wire.protect(self.custody);
-        self.wires.push(wire);
+    /// A further wire is being connected.
+    pub(crate) fn add_wire(&mut self, wire: Wire<T::Connection>) {
+        self.transport.add_wire(wire);
     }
 
-    /// A further wire could not be called, or was lost: the next try waits.
-    pub(crate) fn call_later(&mut self, now: Instant, options: &AttachOptions) {
-        self.further.later(now, options.timeouts.backoff_max);
+    /// A further wire could not be connected: the next try waits.
+    pub(crate) fn delay_wires(&mut self, now: Instant, options: &AttachOptions) {
+        self.transport.delay_wires(now, options);
     }
 
     /// Sockets that are to be closed.
     pub(crate) fn take_ended(&mut self) -> Vec<StreamId> {
-        std::mem::take(&mut self.ended)
+        self.transport.take_ended()
     }
 
     /// How long the target wants to be left alone after this session.
     pub(crate) fn reconnect_after(&self) -> Duration {
-        self.session.as_ref().map_or(Duration::ZERO, Session::reconnect_after)
+        self.transport.session().map_or(Duration::ZERO, Session::reconnect_after)
     }
 
     /// The socket of a wire failed.
@@ -197,56 +171,34 @@ impl Nexus {
         failure: String,
     ) -> Option<Notice> {
         let at = self.wire_of(stream)?;
-        self.wire_ended(now, options, at, AttachError::Unreachable(failure))
+        self.transport.wire_ended(now, options, at, AttachError::Unreachable(failure)).map(Notice::Lost)
     }
 
-    /// A wire is over; so is the session, unless it can do without.
-    fn wire_ended(&mut self, now: Instant, options: &AttachOptions, at: usize, error: AttachError) -> Option<Notice> {
-        let wire = self.wires.remove(at);
-        self.ended.push(wire.stream);
-        let Some(session) = &mut self.session else { return Some(Notice::Lost(error)) };
-        if let Some(id) = wire.id {
-            session.handle_closed_on(now, id, CloseReason::ConnectionLost(error.to_string()));
-            if session.is_closed() {
-                return Some(Notice::Lost(self.login_failure.take().unwrap_or(error)));
-            }
-        } else {
-            tracing::debug!(%error, "a further connection could not be made");
-        }
-        self.call_later(now, options);
-        None
-    }
-
-    fn set_custody(&mut self, custody: Option<Custody>) {
-        self.custody = custody;
-        self.wires.iter_mut().for_each(|wire| wire.protect(custody));
-    }
-
-    /// Commands of the engine may flow from now on.
+    /// Commands of the engine may flow from now on. `custody`: who holds the unit's keys, if it is sealed.
     pub(crate) fn open(&mut self, now: Instant, custody: Option<Custody>) {
-        self.set_custody(custody);
+        self.transport.protect(custody);
         self.is_open = true;
         self.deadline = None;
-        self.further.now(now);
+        self.transport.allow_wires(now);
     }
 
     /// Starts a logout; [`Notice::Lost`] follows.
     pub(crate) fn log_out(&mut self, now: Instant) {
         self.is_logging_out = true;
         self.is_open = false;
-        if let Some(session) = &mut self.session {
+        if let Some(session) = self.transport.session_mut() {
             session.logout(now);
         }
     }
 
-    /// Says goodbye on the links: what [`Nexus::transmit`] then has is the last.
+    /// Says goodbye on the wires: what [`Nexus::transmit`] then has is the last.
     pub(crate) fn close(&mut self) {
-        self.wires.iter_mut().for_each(|wire| wire.link.close());
+        self.transport.close();
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
-        self.wires.iter_mut().for_each(|wire| wire.link.handle_timeout(now));
-        if let Some(session) = &mut self.session
+        self.transport.handle_timeout(now);
+        if let Some(session) = self.transport.session_mut()
             && session.poll_timeout().is_some_and(|at| at <= now)
         {
             session.handle_timeout(now);
@@ -260,11 +212,11 @@ impl Nexus {
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let session = self.session.as_ref().and_then(Session::poll_timeout);
-        let links = self.wires.iter().filter_map(|wire| wire.link.poll_timeout()).min();
+        let session = self.transport.session().and_then(Session::poll_timeout);
+        let wires = self.transport.poll_timeout();
         let probe = self.probe.as_ref().and_then(|probe| probe.at);
         let lease = self.lease.as_ref().and_then(|lease| lease.at);
-        [links, session, probe, lease, self.deadline, self.call_due()].into_iter().flatten().min()
+        [wires, session, probe, lease, self.deadline, self.next_wire_at()].into_iter().flatten().min()
     }
 
     /// Moves everything that has arrived upwards.
@@ -272,31 +224,31 @@ impl Nexus {
         &mut self,
         now: Instant,
         options: &AttachOptions,
-        identity: &Identity,
+        port: &T::Port,
         engine: Option<&mut Engine>,
     ) -> Option<Notice> {
         let mut engine = engine;
         loop {
-            for at in (0..self.wires.len()).rev() {
+            for at in (0..self.wires().len()).rev() {
                 // One that ends may take others with it.
-                if !self.wires.get(at).is_some_and(|wire| wire.is_connected) {
+                if !self.wires().get(at).is_some_and(|wire| wire.is_connected) {
                     continue;
                 }
-                if let Some(notice) = self.link_events(now, options, identity, at, engine.as_deref_mut()) {
+                if let Some(notice) = self.process_wire(now, options, port, at, engine.as_deref_mut()) {
                     return Some(notice);
                 }
             }
-            if let Some(notice) = self.session_events(now, options, identity, engine.as_deref_mut()) {
+            if let Some(notice) = self.session_events(now, options, engine.as_deref_mut()) {
                 return Some(notice);
             }
             // What had come behind the end of a login.
-            if !self.wires.iter().any(|wire| wire.is_connected && wire.link.has_events()) {
+            if !self.transport.has_input() {
                 break;
             }
         }
-        // How long a call may take is the runtime's to say.
+        // How long connecting may take is the runtime's to say.
         if self.is_connected() && self.deadline.is_some_and(|deadline| deadline <= now) {
-            let doing = match (&self.session, &self.probe) {
+            let doing = match (self.transport.session(), &self.probe) {
                 (None, _) => "making the channel",
                 (Some(_), None) => "logging in",
                 _ if self.lease.is_some() => "claiming the writer lease",
@@ -308,112 +260,38 @@ impl Nexus {
         None
     }
 
-    /// Moves what a link has upwards.
-    fn link_events(
+    /// Moves what a wire has upwards.
+    fn process_wire(
         &mut self,
         now: Instant,
         options: &AttachOptions,
-        identity: &Identity,
+        port: &T::Port,
         at: usize,
         engine: Option<&mut Engine>,
     ) -> Option<Notice> {
-        while let Some(event) = self.wires[at].link.poll_event() {
-            match event {
-                LinkEvent::Established { .. } if self.session.is_none() => {
-                    if let Err(error) = self.start_session(now, options, identity) {
-                        return Some(Notice::Lost(error));
-                    }
-                }
-                LinkEvent::Established { .. } => {
-                    if let Err(error) = self.join(now, options, at) {
-                        return self.wire_ended(now, options, at, error);
-                    }
-                }
-                LinkEvent::Pdu(pdu) => {
-                    if let (Some(session), Some(id)) = (&mut self.session, self.wires[at].id) {
-                        session.handle_pdu_on(now, id, pdu);
-                    }
-                }
-                LinkEvent::Corrupt(pdu) => {
-                    if let (Some(session), Some(id)) = (&mut self.session, self.wires[at].id) {
-                        session.handle_corrupt_pdu_on(now, id, &pdu);
-                    }
-                }
-                LinkEvent::Ended(end) => {
-                    // Let the session say what arrived before the end.
-                    let stream = self.wires[at].stream;
-                    let notice = self.session_events(now, options, identity, engine);
-                    let at = self.wire_of(stream);
-                    return notice.or_else(|| {
-                        let error = self.link_lost(end);
-                        self.wire_ended(now, options, at?, error)
-                    });
-                }
-            }
+        let error = match self.transport.process_wire(now, options, port, at) {
+            Ok(()) => return None,
+            Err(WireFailure::Session(error)) => return Some(Notice::Lost(error)),
+            Err(WireFailure::Connection(error)) => error,
+        };
+        // Let the session say what arrived before the end.
+        let stream = self.wires()[at].stream;
+        if let Some(notice) = self.session_events(now, options, engine) {
+            return Some(notice);
         }
-        None
-    }
-
-    /// Brings a further wire into the session.
-    fn join(&mut self, now: Instant, options: &AttachOptions, at: usize) -> Result<(), AttachError> {
-        let session = self.session.as_mut().expect("looked at by the caller");
-        let wire = &mut self.wires[at];
-        // Several keys may be the target's; a session has one.
-        if self.target_key.is_some() && wire.link.peer() != self.target_key {
-            return Err(AttachError::Handshake("a further connection came to another target than the first".into()));
-        }
-        let chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
-        let id = session.add_connection(now, chap).map_err(|error| AttachError::Unreachable(error.to_string()))?;
-        wire.id = Some(id);
-        Ok(())
-    }
-
-    fn start_session(&mut self, now: Instant, options: &AttachOptions, identity: &Identity) -> Result<(), AttachError> {
-        let wire = &mut self.wires[0];
-        wire.id = Some(ConnectionId::LEADING);
-        self.target_key = wire.link.peer();
-        let in_channel = wire.link.in_channel();
-        let config = login_config(options, identity, in_channel)?;
-        self.session = Some(Session::new(now, config));
-        Ok(())
+        let error = self.transport.explained(error);
+        let at = self.wire_of(stream)?;
+        self.transport.wire_ended(now, options, at, error).map(Notice::Lost)
     }
 
     fn session_events(
         &mut self,
         now: Instant,
         options: &AttachOptions,
-        identity: &Identity,
         mut engine: Option<&mut Engine>,
     ) -> Option<Notice> {
-        while let Some(event) = self.session.as_mut()?.poll_event() {
+        while let Some(event) = self.transport.session_mut()?.poll_event() {
             match event {
-                Event::LoggedIn { agreed, .. } => {
-                    self.logged_in(&agreed, options);
-                    let probe = Probe::new(identity.target_name.clone(), options.url.lun(), self.target_key);
-                    self.probe = Some(Dialog::new(probe));
-                    self.ask();
-                }
-                Event::ConnectionJoined { id, agreed } => {
-                    if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == Some(id)) {
-                        wire.is_in_session = true;
-                        wire.link.login_finished(agreed.digests);
-                    }
-                    self.further.joined(now, options.timeouts.backoff_min);
-                    if std::mem::take(&mut self.was_suspended) {
-                        return Some(Notice::Continued);
-                    }
-                }
-                Event::ConnectionLost { id, reason } => {
-                    if let Some(engine) = engine.as_deref() {
-                        engine.connection_lost();
-                    }
-                    if let Some(notice) = self.connection_lost(now, options, id, reason) {
-                        return Some(notice);
-                    }
-                }
-                Event::LoginFailed { status, redirect, reason } => {
-                    self.login_failure = Some(login_error(status, redirect, reason.as_deref()));
-                }
                 Event::DataIn(data_in) => self.data_in(now, &data_in, engine.as_deref_mut()),
                 Event::Completed(completed) => {
                     if let Some(notice) = self.completed(now, &completed, engine.as_deref_mut()) {
@@ -425,11 +303,49 @@ impl Nexus {
                     self.log_out(now);
                 }
                 Event::AsyncSense { sense, .. } => tracing::info!(?sense, "the unit reports something"),
-                Event::Closed(reason) => return Some(Notice::Lost(self.session_lost(reason))),
-                Event::TargetsListed(_) | Event::Echoed { .. } | Event::TaskManagementDone { .. } => {}
+                Event::Closed { reason } => {
+                    return Some(Notice::Lost(self.transport.explained(AttachError::Unreachable(reason))));
+                }
+                Event::TaskManagementDone { .. } => {}
+                Event::Transport(event) => {
+                    let change = self.transport.handle_event(now, options, event);
+                    if let Some(notice) = self.session_changed(options, change, engine.as_deref_mut()) {
+                        return Some(notice);
+                    }
+                }
             }
         }
         None
+    }
+
+    fn session_changed(
+        &mut self,
+        options: &AttachOptions,
+        change: SessionChange,
+        engine: Option<&mut Engine>,
+    ) -> Option<Notice> {
+        match change {
+            SessionChange::None => None,
+            SessionChange::LoggedIn => {
+                let probe = Probe::new(options.target_name(), options.url.lun(), self.transport.target_key());
+                self.probe = Some(Dialog::new(probe));
+                self.ask();
+                None
+            }
+            SessionChange::ConnectionLost => {
+                if let Some(engine) = engine {
+                    engine.connection_lost();
+                }
+                None
+            }
+            SessionChange::Suspended(reason) => {
+                if let Some(engine) = engine {
+                    engine.connection_lost();
+                }
+                Some(Notice::Suspended(reason))
+            }
+            SessionChange::Continued => Some(Notice::Continued),
+        }
     }
 
     /// Data of a task, for what the task belongs to.
@@ -473,40 +389,8 @@ impl Nexus {
         None
     }
 
-    fn logged_in(&mut self, agreed: &Agreed, options: &AttachOptions) {
-        self.wires[0].is_in_session = true;
-        self.wires[0].link.login_finished(agreed.digests);
-        self.further.agreed(agreed.connections_max, options.connections);
-    }
-
-    /// The session goes on without one of its connections, or did not get it.
-    fn connection_lost(
-        &mut self,
-        now: Instant,
-        options: &AttachOptions,
-        id: ConnectionId,
-        reason: CloseReason,
-    ) -> Option<Notice> {
-        let session = self.session.as_ref()?;
-        let is_suspended = session.is_suspended();
-        if let CloseReason::LoginRefused(status) = &reason
-            && !is_suspended
-        {
-            self.further.refused(status, session);
-        }
-        if let Some(at) = self.wires.iter().position(|wire| wire.id == Some(id)) {
-            self.ended.push(self.wires.remove(at).stream);
-            self.call_later(now, options);
-        }
-        if !is_suspended {
-            tracing::info!(%reason, "a connection of the session is lost; its commands take another");
-            return None;
-        }
-        (!std::mem::replace(&mut self.was_suspended, true)).then_some(Notice::Suspended(reason))
-    }
-
     fn ask(&mut self) {
-        let (Some(probe), Some(session)) = (&mut self.probe, &mut self.session) else { return };
+        let (Some(probe), Some(session)) = (&mut self.probe, self.transport.session_mut()) else { return };
         match session.submit(probe.of.command()) {
             Ok(task) => drop(self.tasks.insert(task, Task::Probe)),
             // The session is ending; `Closed` says why.
@@ -516,7 +400,7 @@ impl Nexus {
 
     /// Makes what is to be sent on a wire, up to about [`TRANSMIT_BYTES`]; empty when there is no more.
     pub(crate) fn transmit(&mut self, at: usize, engine: Option<&mut Engine>) -> Vec<Buffer> {
-        if let (true, Some(session), Some(engine)) = (self.is_open, &mut self.session, engine) {
+        if let (true, Some(session), Some(engine)) = (self.is_open, self.transport.session_mut(), engine) {
             while let Some((id, command)) = engine.next_command() {
                 match session.submit(command) {
                     Ok(task) => drop(self.tasks.insert(task, Task::Engine(id))),
@@ -528,35 +412,7 @@ impl Nexus {
                 }
             }
         }
-        let mut made_bytes = 0;
-        let wire = &mut self.wires[at];
-        if let (Some(session), Some(id)) = (&mut self.session, wire.id) {
-            while made_bytes < TRANSMIT_BYTES
-                && let Some(pdu) = session.poll_transmit_on(id)
-            {
-                made_bytes += pdu.data.len();
-                wire.link.send_pdu(pdu);
-            }
-        }
-        wire.link.poll_transmit(&mut wire.out);
-        std::mem::take(&mut wire.out)
-    }
-
-    fn session_lost(&mut self, reason: CloseReason) -> AttachError {
-        self.login_failure.take().unwrap_or_else(|| AttachError::Unreachable(reason.to_string()))
-    }
-
-    fn link_lost(&mut self, end: LinkEnd) -> AttachError {
-        use strongroom_handshake::HandshakeError as H;
-        if let Some(failure) = self.login_failure.take() {
-            return failure;
-        }
-        match &end {
-            LinkEnd::Handshake(
-                H::WrongTarget { .. } | H::RefusedByTarget { .. } | H::Incompatible { .. } | H::NotTls,
-            ) => AttachError::Handshake(end.to_string()),
-            _ => AttachError::Unreachable(end.to_string()),
-        }
+        self.transport.poll_transmit(at, TRANSMIT_BYTES)
     }
 
     /// Whether commands of the engine may flow.

@@ -9,21 +9,22 @@ use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 
 use super::{Attached, Driver, Purpose, SessionState};
 use crate::completion::lock;
+use crate::device::attachment::ProbedUnit;
 use crate::device::protection;
 use crate::pipeline::boot_time::BootTime;
-use crate::pipeline::engine::{Engine, EngineOptions};
 use crate::pipeline::key_renewal::{KeyOrigin, KeyRenewer};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::stamps::fill_random;
 use crate::pipeline::unit::UnitDescription;
+use crate::session::transport::SessionTransport;
 use crate::{AttachError, KeyRequest, KeySourceError, VolumeKeys};
 
 /// What seals and opens; and whom to follow, if the keys are lent, what was lent, and when it was asked for.
 type Sealer = (VolumeSealer, Option<(KeyOrigin, VolumeKeys, BootTime)>);
 
-impl Driver {
+impl<T: SessionTransport> Driver<T> {
     /// The unit has said what it is.
-    pub(super) fn probed(&mut self, mut unit: UnitDescription) -> Result<(), AttachError> {
+    pub(super) fn probed(&mut self, now: Instant, mut unit: UnitDescription) -> Result<(), AttachError> {
         protection::check_any(&self.options, &unit)?;
         match self.purpose {
             Purpose::Inquire => {
@@ -31,13 +32,13 @@ impl Driver {
                 return Ok(());
             }
             Purpose::AskWriters => {
-                self.ask_writers(Arc::new(unit));
+                self.ask_writers(now, Arc::new(unit));
                 return Ok(());
             }
             Purpose::Attach => protection::check_attachment(&self.options, &unit)?,
         }
         // As large as it was shown to be: what is smaller than that is not the same.
-        let before = self.unit.as_deref().cloned();
+        let before = self.attachment.unit.as_deref().cloned();
         let before = before.map(|unit| UnitDescription { geometry: self.intake.grown(unit.geometry), ..unit });
         if let Some(before) = &before {
             before.check_continues(&mut unit)?;
@@ -46,13 +47,13 @@ impl Driver {
         let keys_are_current = before.as_ref().is_some_and(|before| epoch(before) == epoch(&unit));
         self.renew_keys(&mut unit, keys_are_current)?;
         let restarted = before.as_ref().is_some_and(|before| before.may_have_lost_writes(&unit));
-        self.claim(Arc::new(unit), restarted);
+        self.claim(now, ProbedUnit { unit: Arc::new(unit), restarted });
         Ok(())
     }
 
     /// A machine resumed from a snapshot has lost its connection: its stamps must not be used again.
     fn renew_keys(&mut self, unit: &mut UnitDescription, keys_are_current: bool) -> Result<(), AttachError> {
-        match &self.sealing {
+        match &self.attachment.sealing {
             Some(sealing) if keys_are_current => sealing.renew(None),
             Some(sealing) => sealing.renew(self.sealer(unit)?.map(|(sealer, _)| sealer)),
             None => {
@@ -61,7 +62,7 @@ impl Driver {
                     if let Some((lent, keys, asked)) = lent {
                         self.keep(&sealing, lent, &keys, asked)?;
                     }
-                    self.sealing = Some(sealing);
+                    self.attachment.sealing = Some(sealing);
                 }
             }
         }
@@ -69,38 +70,21 @@ impl Driver {
     }
 
     /// Commands may flow.
-    pub(super) fn opened(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
-        self.unit = Some(unit.clone());
-        let engine = self.engine.get_or_insert_with(|| {
-            let options = EngineOptions {
-                limits: self.options.limits,
-                pipeline: self.options.pipeline,
-                patience: self.options.timeouts.give_up,
-                verified_feedback: self.options.verified_feedback && !self.options.read_only,
-                marks_flushes_late: self.options.marks_flushes_late,
-                forgets_operations: self.options.forgets_operations,
-            };
-            Engine::new(unit.clone(), self.sealing.clone(), options)
-        });
-        match self.lease.lost() {
-            // Before anything is sent again.
-            Some(error) => engine.lease_lost(error),
-            None if self.lease.is_held() => engine.lease_held(),
-            None => {}
-        }
-        engine.connected(unit.clone(), restarted);
-        if let SessionState::Active(nexus) = &mut self.state {
-            nexus.open(Instant::now(), unit.custody());
-        }
+    pub(super) fn opened(&mut self, now: Instant, probed: ProbedUnit) {
+        let nexus = match &mut self.state {
+            SessionState::Active(nexus) => Some(&mut **nexus),
+            SessionState::Idle { .. } | SessionState::Refused => None,
+        };
+        self.attachment.open(now, &self.options, self.options.timeouts.give_up, &probed, nexus);
         self.reconnection.succeeded(self.options.timeouts.backoff_min);
-        self.found(restarted);
+        self.found(probed.restarted);
         let mut status = lock(&self.status);
         status.is_connected = true;
         status.connections += 1;
-        status.lease_lost = self.lease.lost().map(|error| error.message.clone());
+        status.lease_lost = self.attachment.lease.lost().map(|error| error.message.clone());
         drop(status);
-        let sealing = self.sealing.clone();
-        self.tell_first(Ok(Attached { unit, sealing, writers: Vec::new() }));
+        let sealing = self.attachment.sealing.clone();
+        self.tell_first(Ok(Attached { unit: probed.unit, sealing, writers: Vec::new() }));
     }
 
     /// Commands flow again: requests are taken, and need not wait.

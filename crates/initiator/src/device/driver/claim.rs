@@ -7,56 +7,38 @@ use std::time::Instant;
 use super::{Attached, Driver, LOGOUT_TIMEOUT, SessionState};
 use crate::AttachError;
 use crate::completion::lock;
+use crate::device::attachment::{LeaseAnswer, ProbedUnit};
 use crate::pipeline::unit::UnitDescription;
-use crate::session::writer_lease::{LeaseOutcome, LeaseTalk};
+use crate::session::transport::SessionTransport;
+use crate::session::writer_lease::LeaseOutcome;
 
-impl Driver {
+impl<T: SessionTransport> Driver<T> {
     /// The unit is the one that it should be: commands flow when it is ours to write to, as far as we want to.
-    pub(super) fn claim(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
-        match (self.lease.begin(&unit), &mut self.state) {
-            (Some(talk), SessionState::Active(nexus)) => {
-                nexus.talk_of_lease(Instant::now(), talk, unit.custody());
-                self.claiming = Some((unit, restarted));
-            }
-            _ => self.opened(unit, restarted),
+    pub(super) fn claim(&mut self, now: Instant, probed: ProbedUnit) {
+        let SessionState::Active(nexus) = &mut self.state else { return };
+        if let Some(probed) = self.attachment.claim(now, probed, nexus) {
+            self.opened(now, probed);
         }
     }
 
     /// Asks the target who writes, and passes the answer to the callers that wait for it.
-    pub(super) fn ask_writers(&mut self, unit: Arc<UnitDescription>) {
+    pub(super) fn ask_writers(&mut self, now: Instant, unit: Arc<UnitDescription>) {
         if let (true, SessionState::Active(nexus)) = (unit.has_leases, &mut self.state) {
-            nexus.talk_of_lease(Instant::now(), LeaseTalk::report(&unit), unit.custody());
-            self.claiming = Some((unit, false));
+            self.attachment.ask_writers(now, unit, nexus);
             return;
         }
         self.tell_first(Ok(Attached { unit, sealing: None, writers: Vec::new() }));
     }
 
     /// The unit has answered what was said about the lease.
-    pub(super) fn lease_answered(&mut self, outcome: LeaseOutcome) -> Result<(), AttachError> {
-        let outcome = match (outcome, self.claiming.take()) {
-            (LeaseOutcome::Reported(writers), Some((unit, _))) => {
-                self.tell_first(Ok(Attached { unit, sealing: None, writers }));
-                return Ok(());
-            }
-            (LeaseOutcome::Released, _) => return Ok(()),
-            (outcome, claiming) => {
-                self.claiming = claiming;
-                outcome
-            }
-        };
-        self.lease.concluded(outcome)?;
-        if let Some((unit, restarted)) = self.claiming.take() {
-            self.opened(unit, restarted);
-            return Ok(());
-        }
-        if let Some(engine) = &mut self.engine {
-            match self.lease.lost() {
-                Some(error) => {
-                    engine.lease_lost(error);
+    pub(super) fn lease_answered(&mut self, now: Instant, outcome: LeaseOutcome) -> Result<(), AttachError> {
+        match self.attachment.lease_answered(outcome)? {
+            LeaseAnswer::Open(probed) => self.opened(now, probed),
+            LeaseAnswer::Writers(unit, writers) => self.tell_first(Ok(Attached { unit, sealing: None, writers })),
+            LeaseAnswer::Noted => {
+                if let Some(error) = self.attachment.lease.lost() {
                     lock(&self.status).lease_lost = Some(error.message.clone());
                 }
-                None => engine.lease_held(),
             }
         }
         Ok(())
@@ -69,11 +51,7 @@ impl Driver {
             self.logout_deadline.get_or_insert(now + LOGOUT_TIMEOUT);
             return;
         }
-        match self.unit.as_ref().and_then(|unit| Some((self.lease.leave(unit)?, unit.custody()))) {
-            // Or others would have to wait until it ends by itself.
-            Some((talk, custody)) => nexus.talk_of_lease(now, talk, custody),
-            None => nexus.log_out(now),
-        }
+        self.attachment.leave(now, nexus);
         self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
         self.transmit(now);
     }
@@ -81,20 +59,16 @@ impl Driver {
     /// Whether a detach waits for a connection that is lost: the target is asked once whether the lease still is ours. `false`: it waited for
     /// long enough, or there is nothing to ask.
     pub(super) fn waits_to_ask(&mut self, now: Instant) -> bool {
-        let asks = self.lease.is_held() && !self.intake.is_abandoned() && !matches!(self.state, SessionState::Refused);
+        let asks = self.attachment.lease.is_held()
+            && !self.intake.is_abandoned()
+            && !matches!(self.state, SessionState::Refused);
         asks && *self.logout_deadline.get_or_insert(now + LOGOUT_TIMEOUT) > now
     }
 
-    /// Something stands against us: asks whether the lease still is ours.
-    pub(super) fn look_at_lease(&mut self) {
-        if !self.engine.as_ref().is_some_and(|engine| engine.lease.is_doubted()) || !self.lease.is_held() {
-            return;
-        }
-        if let (SessionState::Active(nexus), Some(unit)) = (&mut self.state, &self.unit)
-            && !nexus.talks_of_lease()
-            && !nexus.is_logging_out()
-        {
-            nexus.talk_of_lease(Instant::now(), self.lease.resume(unit), unit.custody());
+    /// If something stands against us: asks whether the lease still is ours.
+    pub(super) fn check_lease(&mut self, now: Instant) {
+        if let SessionState::Active(nexus) = &mut self.state {
+            self.attachment.check_lease(now, nexus);
         }
     }
 }

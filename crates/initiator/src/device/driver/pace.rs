@@ -11,6 +11,7 @@ use crate::completion::lock;
 use crate::pipeline::engine::Engine;
 use crate::pipeline::seal_threads::{Sealers, inline_bytes_max};
 use crate::pipeline::{PathSample, processors};
+use crate::session::transport::SessionTransport;
 
 /// How often the kernel is asked about the connection, and the limits follow what was found.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -30,13 +31,13 @@ impl Pace {
     }
 }
 
-impl Driver {
+impl<T: SessionTransport> Driver<T> {
     /// Looks at the connection, from time to time.
     pub(super) fn adapt(&mut self, now: Instant) {
         if self.pace.looked_at.is_some_and(|at| now < at + INTERVAL) {
             return;
         }
-        let (Some(engine), SessionState::Active(nexus)) = (&mut self.engine, &self.state) else { return };
+        let (Some(engine), SessionState::Active(nexus)) = (&mut self.attachment.engine, &self.state) else { return };
         self.pace.looked_at = Some(now);
         let wires = nexus.wires().iter().filter(|wire| wire.is_in_session);
         let paths: Vec<_> = wires.filter_map(|wire| self.runtime.path(wire.stream)).collect();
@@ -52,10 +53,10 @@ impl Driver {
                 is_paused: paths.iter().any(PathInfo::is_paused),
             });
         }
-        let seal_rate = self.sealing.as_ref().and_then(|sealing| sealing.bytes_per_second());
+        let seal_rate = self.attachment.sealing.as_ref().and_then(|sealing| sealing.bytes_per_second());
         let workers = engine.windows.workers(seal_rate.unwrap_or(0.0), processors());
         self.pace.workers = workers as usize;
-        let seal_here_bytes_max = match (self.options.pipeline, &self.sealing, workers) {
+        let seal_here_bytes_max = match (self.options.pipeline, &self.attachment.sealing, workers) {
             (Pipeline::Fixed { .. }, ..) => 0,
             (Pipeline::Auto, Some(sealing), 1..) => inline_bytes_max(sealing),
             (Pipeline::Auto, ..) => usize::MAX,
@@ -71,17 +72,17 @@ impl Driver {
     /// How long there is nothing to do.
     pub(super) fn pause(&self) -> Option<Duration> {
         // Where keys are gone, sending fails writes, and others take their places.
-        if self.engine.as_ref().is_some_and(Engine::has_to_seal) {
+        if self.attachment.engine.as_ref().is_some_and(Engine::has_to_seal) {
             return Some(Duration::ZERO);
         }
         let timeout = self.next_timeout().map(|at| at.saturating_duration_since(Instant::now()));
-        let lease = self.sealing.as_ref().and_then(|sealing| sealing.lease_left());
+        let lease = self.attachment.sealing.as_ref().and_then(|sealing| sealing.lease_left());
         timeout.into_iter().chain(lease).min()
     }
 
     /// Has sealed what the pipeline has room for: what is small here, the rest by other threads.
     pub(super) fn seal(&mut self) {
-        let (Some(engine), Some(sealing)) = (&mut self.engine, &self.sealing) else { return };
+        let (Some(engine), Some(sealing)) = (&mut self.attachment.engine, &self.attachment.sealing) else { return };
         for (id, sealed) in self.pace.threads.take_done() {
             engine.sealed(id, sealed);
         }

@@ -3,18 +3,19 @@
 use std::time::{Duration, Instant};
 
 use strongroom_block::Custody;
-use strongroom_scsi::transport::initiator::Completed;
+use strongroom_scsi::transport::initiator::{Completed, Session as _};
 
 use super::{Dialog, Nexus, Notice, Task};
+use crate::session::transport::SessionTransport;
 use crate::session::writer_lease::{LeaseStep, LeaseTalk};
 
 /// When what is to be said about the lease has no room in the command window, it is tried again after so long.
 const SAY_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-impl Nexus {
+impl<T: SessionTransport> Nexus<T> {
     /// Talks to the unit about the writer lease; [`Notice::Lease`] follows. `custody`: who holds its keys, if it is sealed.
     pub(crate) fn talk_of_lease(&mut self, now: Instant, talk: LeaseTalk, custody: Option<Custody>) {
-        self.set_custody(custody);
+        self.transport.protect(custody);
         self.lease = Some(Dialog::new(talk));
         self.say(now);
     }
@@ -39,7 +40,7 @@ impl Nexus {
     }
 
     pub(super) fn say(&mut self, now: Instant) {
-        let (Some(lease), Some(session)) = (&mut self.lease, &mut self.session) else { return };
+        let (Some(lease), Some(session)) = (&mut self.lease, self.transport.session_mut()) else { return };
         match session.submit(lease.of.command()) {
             Ok(task) => drop(self.tasks.insert(task, Task::Lease)),
             Err(error) => {

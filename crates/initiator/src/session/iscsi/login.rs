@@ -10,21 +10,16 @@ use crate::{AttachError, AttachOptions};
 /// A session without a connection is kept for this long by a target that agrees, in seconds.
 const RETAIN_S: u16 = 60;
 
-/// What a session and its probe are made from.
+/// The initiator port: with our iSCSI name it is what the target knows the sessions of one attachment by.
 #[derive(Debug)]
-pub(crate) struct Identity {
+pub(crate) struct IscsiPort {
     pub(crate) isid: [u8; 6],
-    pub(crate) target_name: String,
 }
 
 /// The login of the first connection.
-pub(super) fn login_config(
-    options: &AttachOptions,
-    identity: &Identity,
-    in_channel: bool,
-) -> Result<Config, AttachError> {
-    let kind = SessionKind::Normal { target_name: identity.target_name.clone() };
-    let mut config = Config::new(options.initiator_name.clone(), identity.isid, kind);
+pub(super) fn login_config(options: &AttachOptions, port: &IscsiPort, in_channel: bool) -> Result<Config, AttachError> {
+    let kind = SessionKind::Normal { target_name: options.target_name() };
+    let mut config = Config::new(options.initiator_name.clone(), port.isid, kind);
     config.in_channel = in_channel;
     config.offer.connections_max = options.connections.max(1);
     config.offer.time2retain_s = RETAIN_S;

@@ -1,54 +1,38 @@
-//! One TCP connection of a nexus: its way there, its link, and what waits for the socket. No session, no socket.
+//! What iSCSI keeps for each connection: its link, its name in the session, and what waits for the socket. No session, no socket.
 
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use strongroom_block::{Buffer, Custody};
 use strongroom_channel::ChannelLimits;
 use strongroom_iscsi::initiator::ConnectionId;
-use strongroom_net::{Link, LinkOptions, StreamId};
+use strongroom_net::{Link, LinkOptions};
 
 use crate::{AttachError, AttachOptions};
 
-/// A connection that is being made, or was.
+/// See the module.
 #[derive(Debug)]
-pub(crate) struct Wire {
-    /// The driver's name for the socket.
-    pub(crate) stream: StreamId,
-    /// Where it leads, or is tried just now.
-    pub(crate) address: SocketAddr,
-    /// Further addresses of the same host, the next one last.
-    pub(crate) others: Vec<SocketAddr>,
-    pub(crate) is_connected: bool,
-    /// The socket takes no more now.
-    pub(crate) is_blocked: bool,
+pub(crate) struct IscsiConnection {
     /// Its name in the session, once it is logging in.
-    pub(crate) id: Option<ConnectionId>,
-    /// Its login is over: commands may go by it.
-    pub(crate) is_in_session: bool,
-    pub(crate) link: Link,
-    pub(crate) out: Vec<Buffer>,
+    pub(super) id: Option<ConnectionId>,
+    pub(super) link: Link,
+    out: Vec<Buffer>,
 }
 
-impl Wire {
-    /// For a socket that is being connected to `address`.
-    pub(crate) fn new(
-        now: Instant,
-        options: &AttachOptions,
-        stream: StreamId,
-        address: SocketAddr,
-    ) -> Result<Wire, AttachError> {
-        Ok(Wire {
-            stream,
-            address,
-            others: Vec::new(),
-            is_connected: false,
-            is_blocked: false,
-            id: None,
-            is_in_session: false,
-            link: link(now, options)?,
-            out: Vec::new(),
-        })
+impl IscsiConnection {
+    /// For a socket that is being connected.
+    pub(super) fn new(now: Instant, options: &AttachOptions) -> Result<IscsiConnection, AttachError> {
+        link(now, options).map(IscsiConnection::over)
+    }
+
+    /// Over a link that was made elsewhere.
+    pub(crate) fn over(link: Link) -> IscsiConnection {
+        IscsiConnection { id: None, link, out: Vec::new() }
+    }
+
+    /// What the link has for the socket.
+    pub(super) fn take_output(&mut self) -> Vec<Buffer> {
+        self.link.poll_transmit(&mut self.out);
+        std::mem::take(&mut self.out)
     }
 
     /// Parameters of a sealed unit are encrypted under every scheme, and headers that carry block keys are wiped.
