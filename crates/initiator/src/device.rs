@@ -113,18 +113,20 @@ pub fn writers(options: AttachOptions) -> Result<Vec<Writer>, AttachError> {
 type Started = (Attached, Arc<Intake>, Arc<Mutex<ConnectionStatus>>, JoinHandle<()>);
 
 fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachError> {
-    if options.url.is_channel() && options.target_keys.is_empty() {
+    if options.url.is_channel() && options.channel.target_keys.is_empty() {
         return Err(AttachError::Options(
             "a strongroom:// URL needs the target's public key; 'strongroom identity show' at the target prints it"
                 .into(),
         ));
     }
-    if options.suite.is_for_benchmarks_only() && !options.benchmark_suites {
-        let problem =
-            format!("{} protects nothing today and is for benchmarks alone; choose another suite", options.suite);
+    if options.channel.suite.is_for_benchmarks_only() && !options.benchmark_suites {
+        let problem = format!(
+            "{} protects nothing today and is for benchmarks alone; choose another suite",
+            options.channel.suite
+        );
         return Err(AttachError::Options(problem));
     }
-    if options.blocks_per_key.get() > 1 && !options.benchmark_suites {
+    if options.sealing.blocks_per_key.get() > 1 && !options.benchmark_suites {
         let problem = "a peer that learns a key that blocks share opens all of them, so that is for benchmarks alone; have a key for each";
         return Err(AttachError::Options(problem.into()));
     }
@@ -157,7 +159,7 @@ impl RemoteDevice {
     /// # Errors
     /// [`AttachError`]; the first failure is final, later ones (after an attach) are retried where that can help.
     pub fn attach(options: AttachOptions) -> Result<RemoteDevice, AttachError> {
-        let (read_only, damaged_reads) = (options.read_only, options.damaged_reads);
+        let (read_only, damaged_reads) = (options.read_only, options.sealing.damaged_reads);
         if damaged_reads == DamagedReads::Previous && !read_only {
             // A page cache or a file system would write an older version back, with what was changed in the rest of it.
             return Err(AttachError::Options(
@@ -166,7 +168,7 @@ impl RemoteDevice {
                     .into(),
             ));
         }
-        let gives_feedback = options.verified_feedback && !read_only;
+        let gives_feedback = options.sealing.verified_feedback && !read_only;
         // One at a time means it of reads as well.
         let readahead = options.readahead && !matches!(options.pipeline, Pipeline::Fixed { depth: 1, .. });
         let (attached, intake, status, thread) = start(options, Purpose::Attach)?;

@@ -35,11 +35,11 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut options = AttachOptions::new("strongroom://storage/vault".parse()?);
-//! options.node_key = Some(Arc::new(NodeKey::parse(&std::fs::read_to_string("identity")?)?));
-//! options.target_keys = vec![std::fs::read_to_string("storage.pub")?.trim().parse()?];
-//! options.key_source = Some(Arc::new(KeyFileSource::new("vault.key")));
+//! options.channel.node_key = Some(Arc::new(NodeKey::parse(&std::fs::read_to_string("identity")?)?));
+//! options.channel.target_keys = vec![std::fs::read_to_string("storage.pub")?.trim().parse()?];
+//! options.sealing.key_source = Some(Arc::new(KeyFileSource::new("vault.key")));
 //! // A long way: several TCP connections share the load, and the session outlives the loss of one.
-//! options.connections = 4;
+//! options.iscsi.connections = 4;
 //! let device = RemoteDevice::attach(options)?;
 //! let size = device.unit().geometry.block_size.len();
 //! write_blocking(&device, Lba(0), Buffer::copy_from(&vec![7; size]), false)?;
@@ -95,7 +95,12 @@ pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError, Volum
 pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, UnitMismatch};
 pub use lease::{LeaseOptions, WriterConflict, describe as describe_writer, describe_process};
 pub use memory::{MemoryCounts, MemoryDevice};
-pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_initiator_name, first_burst_bytes};
+#[doc(hidden)]
+pub use options::SimulatedFaults;
+pub use options::{
+    AttachOptions, ChannelOptions, DamagedReads, IscsiOptions, Limits, Rekey, SealingOptions, Timeouts,
+    default_initiator_name, first_burst_bytes,
+};
 pub use path::{PathLimits, PathMeasurement, measure_path};
 pub use pipeline::engine::EngineCounters;
 pub use pipeline::key_renewal::KeyStatus;

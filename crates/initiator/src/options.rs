@@ -19,40 +19,16 @@ use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, LeaseOptions, Pipeline, V
 pub struct AttachOptions {
     /// The volume.
     pub url: VolumeUrl,
-    /// What the names of the target's volumes begin with; a volume's name follows after a colon.
-    pub base_iqn: String,
-    /// Our iSCSI name. A target binds a node key to the names it may use.
-    pub initiator_name: String,
-    /// Our identity; needed for `strongroom://`.
-    pub node_key: Option<Arc<NodeKey>>,
-    /// Our account, for an `iscsi://` target that wants one.
-    pub chap: Option<ChapAccount>,
-    /// CRC32C digests of headers and data, over `iscsi://`.
-    pub digests: DigestOffer,
-    /// TCP connections of the session (MC/S, RFC 7143 §4.2.2), where the target takes as many; commands are spread over them. Worth it
-    /// where one connection's window or loss is the limit: over long ways, and over several links. Each has its own handshake.
-    pub connections: u16,
-    /// ErrorRecoveryLevel to propose, 0 to 2. `None`: 2 with several connections, 1 with digests, else 0. From 1 on the target
-    /// keeps what it has sent until it is acknowledged, which costs it memory and some work per command.
-    pub recovery_level: Option<u8>,
-    /// The target's identity, any of these; needed for `strongroom://`.
-    pub target_keys: Vec<PublicKey>,
-    /// Where the volume key comes from; needed for sealed volumes of the blind custodies.
-    pub key_source: Option<Arc<dyn KeySource>>,
-    /// What the channel of a `strongroom://` URL protects; `None` chooses by `mode`: see [`AttachOptions::scheme`].
-    pub scheme: Option<Scheme>,
-    /// The cipher of that channel. How a volume's blocks are sealed is the volume's own.
-    pub suite: Suite,
+    /// The session.
+    pub iscsi: IscsiOptions,
+    /// The channel of a `strongroom://` URL, and who is at its ends.
+    pub channel: ChannelOptions,
+    /// The seals of blocks.
+    pub sealing: SealingOptions,
     /// Take suites that are for benchmarks alone, of a channel and of a volume.
     pub benchmark_suites: bool,
-    /// Consecutive blocks that share a block key (custody `target`), at most. A peer that learns the key of one opens the others: more than
-    /// one is for benchmarks alone, and needs `benchmark_suites`.
-    pub blocks_per_key: NonZeroU32,
     /// What is known of the volume beforehand.
     pub expected: ExpectedUnit,
-    /// What sealing must do. A sealed volume that claims another mode is refused, unless we are `read_only`: only the target
-    /// says which it is, and authenticate-only would send it plaintext.
-    pub mode: Mode,
     /// Refuse every write here already.
     pub read_only: bool,
     /// How the volume is to be had for writing, where it is not `read_only`.
@@ -67,21 +43,97 @@ pub struct AttachOptions {
     pub limits: Limits,
     /// How long to wait for what.
     pub timeouts: Timeouts,
-    /// Tell the target which versions opened, so that it need not keep older ones.
-    pub verified_feedback: bool,
-    /// A planted fault, for simulations that must find it: what a flush makes durable is taken to be what was acknowledged when its
-    /// response arrives, not when it was sent.
+    /// Faults for simulations that must find them.
     #[doc(hidden)]
-    pub marks_flushes_late: bool,
-    /// Another one: a request that is sealed again does not keep its operation id, so that the target takes it for a new one.
-    #[doc(hidden)]
-    pub forgets_operations: bool,
-    /// What a read does with a block that does not open.
-    pub damaged_reads: DamagedReads,
-    /// When we change the keys of what we send through a channel.
-    pub rekey: Rekey,
+    pub faults: SimulatedFaults,
     /// Where the bytes of our cryptography are counted.
     pub counters: Arc<CryptoCounters>,
+}
+
+/// How a session is made.
+#[derive(Clone, Debug)]
+pub struct IscsiOptions {
+    /// What the names of the target's volumes begin with; a volume's name follows after a colon.
+    pub base_iqn: String,
+    /// Our iSCSI name. A target binds a node key to the names it may use.
+    pub initiator_name: String,
+    /// Our account, for an `iscsi://` target that wants one.
+    pub chap: Option<ChapAccount>,
+    /// CRC32C digests of headers and data, over `iscsi://`.
+    pub digests: DigestOffer,
+    /// TCP connections of the session (MC/S, RFC 7143 §4.2.2), where the target takes as many; commands are spread over them. Worth it
+    /// where one connection's window or loss is the limit: over long ways, and over several links. Each has its own handshake.
+    pub connections: u16,
+    /// ErrorRecoveryLevel to propose, 0 to 2. `None`: 2 with several connections, 1 with digests, else 0. From 1 on the target
+    /// keeps what it has sent until it is acknowledged, which costs it memory and some work per command.
+    pub recovery_level: Option<u8>,
+}
+
+impl Default for IscsiOptions {
+    fn default() -> IscsiOptions {
+        IscsiOptions {
+            base_iqn: DEFAULT_BASE_IQN.to_owned(),
+            initiator_name: default_initiator_name(None),
+            chap: None,
+            digests: DigestOffer::Allow,
+            connections: 1,
+            recovery_level: None,
+        }
+    }
+}
+
+/// Who is at the ends of a channel, and what it protects.
+#[derive(Clone, Default)]
+pub struct ChannelOptions {
+    /// Our identity; needed for `strongroom://`.
+    pub node_key: Option<Arc<NodeKey>>,
+    /// The target's identity, any of these; needed for `strongroom://`.
+    pub target_keys: Vec<PublicKey>,
+    /// What the channel protects; `None` chooses by the volume's mode: see [`AttachOptions::scheme`].
+    pub scheme: Option<Scheme>,
+    /// The cipher of the channel. How a volume's blocks are sealed is the volume's own.
+    pub suite: Suite,
+    /// When we change the keys of what we send.
+    pub rekey: Rekey,
+}
+
+/// How blocks are sealed and opened.
+#[derive(Clone)]
+pub struct SealingOptions {
+    /// Where the volume key comes from; needed for sealed volumes of the blind custodies.
+    pub key_source: Option<Arc<dyn KeySource>>,
+    /// What sealing must do. A sealed volume that claims another mode is refused, unless we are `read_only`: only the target
+    /// says which it is, and authenticate-only would send it plaintext.
+    pub mode: Mode,
+    /// Consecutive blocks that share a block key (custody `target`), at most. A peer that learns the key of one opens the others: more than
+    /// one is for benchmarks alone, and needs `benchmark_suites`.
+    pub blocks_per_key: NonZeroU32,
+    /// Tell the target which versions opened, so that it need not keep older ones.
+    pub verified_feedback: bool,
+    /// What a read does with a block that does not open.
+    pub damaged_reads: DamagedReads,
+}
+
+impl Default for SealingOptions {
+    fn default() -> SealingOptions {
+        SealingOptions {
+            key_source: None,
+            mode: Mode::Encrypt,
+            blocks_per_key: NonZeroU32::MIN,
+            verified_feedback: true,
+            damaged_reads: DamagedReads::default(),
+        }
+    }
+}
+
+/// Faults that a simulation injects and must find.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimulatedFaults {
+    /// What a flush makes durable is taken to be what was acknowledged when its response arrives, not when it was sent.
+    pub marks_flushes_late: bool,
+    /// A request that is sealed again does not keep its operation id, so that the target takes it for a new one.
+    pub forgets_operations: bool,
 }
 
 impl AttachOptions {
@@ -91,45 +143,31 @@ impl AttachOptions {
         let pipeline = url.pipeline().unwrap_or_default();
         AttachOptions {
             url,
-            base_iqn: DEFAULT_BASE_IQN.to_owned(),
-            initiator_name: default_initiator_name(None),
-            node_key: None,
-            chap: None,
-            digests: DigestOffer::Allow,
-            connections: 1,
-            recovery_level: None,
-            target_keys: Vec::new(),
-            key_source: None,
-            scheme,
-            suite,
+            iscsi: IscsiOptions::default(),
+            channel: ChannelOptions { scheme, suite, ..ChannelOptions::default() },
+            sealing: SealingOptions::default(),
             benchmark_suites: false,
-            blocks_per_key: NonZeroU32::MIN,
             expected: ExpectedUnit::default(),
-            mode: Mode::Encrypt,
             read_only: false,
             lease: LeaseOptions::default(),
             pipeline,
             readahead: false,
             limits: Limits::default(),
             timeouts: Timeouts::default(),
-            verified_feedback: true,
-            marks_flushes_late: false,
-            forgets_operations: false,
-            damaged_reads: DamagedReads::default(),
-            rekey: Rekey::default(),
+            faults: SimulatedFaults::default(),
             counters: Arc::new(CryptoCounters::new()),
         }
     }
 
     /// The name of the target that serves the volume.
     pub(crate) fn target_name(&self) -> String {
-        self.url.target_name(&self.base_iqn)
+        self.url.target_name(&self.iscsi.base_iqn)
     }
 
     /// The scheme that is offered to the target: the one that was chosen, else S2-5, or S1-2 for a volume that is not
     /// encrypted. Never another one: what a target does not admit is not negotiated down.
     pub fn scheme(&self) -> Scheme {
-        self.scheme.unwrap_or(match self.mode {
+        self.channel.scheme.unwrap_or(match self.sealing.mode {
             Mode::Encrypt => Scheme::Lazy,
             Mode::AuthenticateOnly => Scheme::LazyAuth,
         })
@@ -140,8 +178,8 @@ impl fmt::Debug for AttachOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AttachOptions")
             .field("url", &self.url)
-            .field("initiator_name", &self.initiator_name)
-            .field("scheme", &self.scheme)
+            .field("initiator_name", &self.iscsi.initiator_name)
+            .field("scheme", &self.channel.scheme)
             .field("read_only", &self.read_only)
             .field("pipeline", &self.pipeline)
             .field("limits", &self.limits)

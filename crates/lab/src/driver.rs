@@ -343,36 +343,36 @@ fn attach_ours(how: &How) -> Result<Attached, String> {
     let url = how.url.parse().map_err(|error| format!("{error}"))?;
     let mut options = AttachOptions::new(url);
     if let Some(name) = &how.initiator_name {
-        options.initiator_name.clone_from(name);
+        options.iscsi.initiator_name.clone_from(name);
     }
     if let Some(base) = &how.base_name {
-        options.base_iqn.clone_from(base);
+        options.iscsi.base_iqn.clone_from(base);
     }
     if let Some(path) = &how.identity {
         let text = fs::read_to_string(path)
             .map_err(|error| format!("cannot read the identity {}: {error}", path.display()))?;
-        options.node_key = Some(Arc::new(NodeKey::parse(&text).map_err(|error| error.to_string())?));
+        options.channel.node_key = Some(Arc::new(NodeKey::parse(&text).map_err(|error| error.to_string())?));
     }
     for key in &how.target_keys {
-        options.target_keys.push(key.parse().map_err(|error| format!("the target's key '{key}': {error}"))?);
+        options.channel.target_keys.push(key.parse().map_err(|error| format!("the target's key '{key}': {error}"))?);
     }
     if let Some(scheme) = &how.scheme {
-        options.scheme = Some(scheme.parse().map_err(|error| format!("{error}"))?);
+        options.channel.scheme = Some(scheme.parse().map_err(|error| format!("{error}"))?);
     }
     if let Some(suite) = &how.suite {
-        options.suite = suite.parse().map_err(|error| format!("{error}"))?;
+        options.channel.suite = suite.parse().map_err(|error| format!("{error}"))?;
     }
     options.benchmark_suites = how.benchmark_suites;
-    options.blocks_per_key = how.blocks_per_key.unwrap_or(NonZeroU32::MIN);
-    let channel_suite = options.url.is_channel().then_some(options.suite);
+    options.sealing.blocks_per_key = how.blocks_per_key.unwrap_or(NonZeroU32::MIN);
+    let channel_suite = options.url.is_channel().then_some(options.channel.suite);
     if how.authenticate_only {
-        options.mode = Mode::AuthenticateOnly;
+        options.sealing.mode = Mode::AuthenticateOnly;
     }
-    options.key_source = how.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
+    options.sealing.key_source = how.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
     options.read_only = how.read_only;
     // Several processes load one volume.
     options.lease = LeaseOptions { description: describe_process("bench"), ..LeaseOptions::shared() };
-    options.connections = how.connections.max(1);
+    options.iscsi.connections = how.connections.max(1);
     if let Some(pipeline) = &how.pipeline {
         options.pipeline = pipeline.parse().map_err(|error| format!("{error}"))?;
     }

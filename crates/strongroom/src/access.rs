@@ -150,9 +150,9 @@ impl AccessArgs {
             options.expected = self.known_volumes()?.expected(&url.place());
         }
         if self.authenticate_only {
-            options.mode = Mode::AuthenticateOnly;
+            options.sealing.mode = Mode::AuthenticateOnly;
         }
-        options.key_source = self.key_source()?;
+        options.sealing.key_source = self.key_source()?;
         Ok(options)
     }
 
@@ -177,36 +177,36 @@ impl AccessArgs {
     /// The part that has nothing to do with one volume.
     fn fill_session(&self, options: &mut AttachOptions) -> Result<()> {
         if let Some(base) = &self.base_name {
-            options.base_iqn.clone_from(base);
+            options.iscsi.base_iqn.clone_from(base);
         }
         if let (Some(scheme), false) = (self.scheme, options.url.is_channel()) {
             bail!("an iscsi:// URL is plain iSCSI, scheme S0; for scheme {scheme} use a strongroom:// URL");
         }
-        options.scheme = one_of("scheme", options.url.scheme(), self.scheme)?;
-        options.suite = one_of("suite", options.url.suite(), self.suite)?.unwrap_or_default();
+        options.channel.scheme = one_of("scheme", options.url.scheme(), self.scheme)?;
+        options.channel.suite = one_of("suite", options.url.suite(), self.suite)?.unwrap_or_default();
         options.pipeline = one_of("pipeline", options.url.pipeline(), self.pipeline)?.unwrap_or_default();
-        options.chap = self.chap()?;
-        options.digests = match self.digests {
+        options.iscsi.chap = self.chap()?;
+        options.iscsi.digests = match self.digests {
             DigestArg::Never => DigestOffer::Never,
             DigestArg::Allow => DigestOffer::Allow,
             DigestArg::Prefer => DigestOffer::Prefer,
             DigestArg::Require => DigestOffer::Require,
         };
-        options.rekey.after = self.rekey_after;
-        options.rekey.bytes = self.rekey_bytes;
+        options.channel.rekey.after = self.rekey_after;
+        options.channel.rekey.bytes = self.rekey_bytes;
         if self.previous_versions {
-            options.damaged_reads = DamagedReads::Previous;
+            options.sealing.damaged_reads = DamagedReads::Previous;
         }
-        options.connections = self.connections;
-        options.recovery_level = self.recovery_level;
+        options.iscsi.connections = self.connections;
+        options.iscsi.recovery_level = self.recovery_level;
         options.timeouts.give_up = self.timeout;
         options.timeouts.connect = self.connect_timeout;
         if options.url.is_channel() {
             let identity = self.identity_file();
-            options.node_key = Some(Arc::new(keys::read_identity(&identity)?));
-            options.target_keys = self.keys_of_target(options.url.host(), options.url.port())?;
+            options.channel.node_key = Some(Arc::new(keys::read_identity(&identity)?));
+            options.channel.target_keys = self.keys_of_target(options.url.host(), options.url.port())?;
         }
-        options.initiator_name = self.initiator_name_as(options.node_key.as_deref());
+        options.iscsi.initiator_name = self.initiator_name_as(options.channel.node_key.as_deref());
         Ok(())
     }
 

@@ -117,9 +117,9 @@ impl Attachment {
                 limits: options.limits,
                 pipeline: options.pipeline,
                 patience,
-                verified_feedback: options.verified_feedback && !options.read_only,
-                marks_flushes_late: options.marks_flushes_late,
-                forgets_operations: options.forgets_operations,
+                verified_feedback: options.sealing.verified_feedback && !options.read_only,
+                marks_flushes_late: options.faults.marks_flushes_late,
+                forgets_operations: options.faults.forgets_operations,
             };
             Engine::new(unit.clone(), self.sealing.clone(), options)
         });

@@ -295,7 +295,7 @@ impl Initiator {
 
     fn sealer(&self, unit: &UnitDescription) -> Result<VolumeSealer, AttachError> {
         let sealed = unit.sealed.ok_or(AttachError::KeyNeeded)?;
-        let source = self.options.key_source.as_ref().ok_or(AttachError::KeyNeeded)?;
+        let source = self.options.sealing.key_source.as_ref().ok_or(AttachError::KeyNeeded)?;
         let claims = sealed.claims;
         let keys = source.volume_keys(&KeyRequest {
             volume: self.options.url.file_name().to_owned(),

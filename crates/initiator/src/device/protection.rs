@@ -28,7 +28,9 @@ pub(super) fn check_attachment(options: &AttachOptions, unit: &UnitDescription) 
     if let Some(sealed) = &unit.sealed {
         check_sealing(options, sealed)?;
     }
-    if options.damaged_reads == DamagedReads::Previous && !unit.sealed.is_some_and(|sealed| sealed.allows_previous) {
+    if options.sealing.damaged_reads == DamagedReads::Previous
+        && !unit.sealed.is_some_and(|sealed| sealed.allows_previous)
+    {
         return refused(
             "older versions of damaged blocks were asked for, which this volume does not allow; leave --previous-versions out, \
              or allow it at the target with 'strongroom volume access'",
@@ -39,7 +41,7 @@ pub(super) fn check_attachment(options: &AttachOptions, unit: &UnitDescription) 
             check_custody(options, sealed)?;
             check_mode(options, sealed)
         }
-        None if options.key_source.is_some() => refused(
+        None if options.sealing.key_source.is_some() => refused(
             "a key was given, but the target says that the volume is plain: nothing would be sealed; leave the \
              key out if that is right, and do not trust this target if not",
         ),
@@ -64,7 +66,7 @@ fn check_sealing(options: &AttachOptions, sealed: &SealedUnit) -> Result<(), Att
 }
 
 fn check_custody(options: &AttachOptions, sealed: &SealedUnit) -> Result<(), AttachError> {
-    let Some(source) = &options.key_source else { return Ok(()) };
+    let Some(source) = &options.sealing.key_source else { return Ok(()) };
     if !sealed.claims.custody.is_blind() {
         return refused(
             "a key was given, but the target says that it holds the keys itself and would be sent the key of every \
@@ -86,7 +88,7 @@ fn check_custody(options: &AttachOptions, sealed: &SealedUnit) -> Result<(), Att
 
 fn check_mode(options: &AttachOptions, sealed: &SealedUnit) -> Result<(), AttachError> {
     // Reading reveals nothing in any mode.
-    if options.read_only || sealed.mode == options.mode {
+    if options.read_only || sealed.mode == options.sealing.mode {
         return Ok(());
     }
     refused(match sealed.mode {

@@ -64,7 +64,7 @@ impl IscsiTransport {
         if self.target_key.is_some() && connection.link.peer() != self.target_key {
             return Err(AttachError::Handshake("a further connection came to another target than the first".into()));
         }
-        let chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
+        let chap = options.iscsi.chap.as_ref().map(ChapAccount::login).transpose()?;
         let id = session.add_connection(now, chap).map_err(|error| AttachError::Unreachable(error.to_string()))?;
         connection.id = Some(id);
         Ok(())
@@ -73,7 +73,7 @@ impl IscsiTransport {
     fn logged_in(&mut self, agreed: &Agreed, options: &AttachOptions) {
         self.wires[0].is_in_session = true;
         self.wires[0].connection.link.login_finished(agreed.digests);
-        self.further.agreed(agreed.connections_max, options.connections);
+        self.further.agreed(agreed.connections_max, options.iscsi.connections);
     }
 
     fn joined(&mut self, now: Instant, options: &AttachOptions, id: ConnectionId, agreed: &Agreed) -> SessionChange {

@@ -136,22 +136,25 @@ fn every_refusal_says_what_to_do() {
         assert!(error.to_string().contains(part), "{error}");
         error
     };
-    let error = says(host.attach_error(|options| options.node_key = Some(key_of(0x99))), "[[peer]]");
+    let error = says(host.attach_error(|options| options.channel.node_key = Some(key_of(0x99))), "[[peer]]");
     assert!(!error.is_temporary());
-    says(host.attach_error(|options| options.target_keys = vec![key_of(0x11).public()]), "not the expected one");
-    says(host.attach_error(|options| options.target_keys.clear()), "identity show");
-    says(host.attach_error(|options| options.node_key = None), "identity new");
-    let error = host.attach_error(|options| options.initiator_name = crate::support::BOB.into());
+    says(
+        host.attach_error(|options| options.channel.target_keys = vec![key_of(0x11).public()]),
+        "not the expected one",
+    );
+    says(host.attach_error(|options| options.channel.target_keys.clear()), "identity show");
+    says(host.attach_error(|options| options.channel.node_key = None), "identity new");
+    let error = host.attach_error(|options| options.iscsi.initiator_name = crate::support::BOB.into());
     assert!(matches!(error, AttachError::LoginRefused(_)), "alice under bob's name: {error}");
     let error = host.attach_error(|options| options.url = host.url("nothing"));
     assert!(matches!(error, AttachError::LoginRefused(_)), "{error}");
     says(host.attach_error(|options| options.url = host.plain_url("vault")), "strongroom:// URL");
-    says(host.attach_error(|options| options.key_source = None), "--key-file");
+    says(host.attach_error(|options| options.sealing.key_source = None), "--key-file");
     let other_domain = ExpectedUnit { domain: Some(SealingDomain([9; 16])), ..ExpectedUnit::default() };
     says(host.attach_error(|options| options.expected = other_domain), "sealing domain");
     // The right things work, and asking what is there needs no key.
     let mut options = host.options(host.url("vault"));
-    options.key_source = None;
+    options.sealing.key_source = None;
     let unit = inquire(options).unwrap();
     assert!(unit.sealed.is_some() && unit.target_key == Some(key_of(0x7a).public()));
 }
@@ -189,7 +192,7 @@ fn the_wrong_key_opens_nothing_and_harms_nothing() {
     device.format().unwrap();
     write_blocking(&device, Lba(1), block(5), true).unwrap();
     let mut options = host.bobs_options(host.url("vault"));
-    options.key_source = Some(Arc::new(KeyFileSource::new(host.dir.path().join("wrong.key"))));
+    options.sealing.key_source = Some(Arc::new(KeyFileSource::new(host.dir.path().join("wrong.key"))));
     let wrong = RemoteDevice::attach(options).unwrap();
     for lba in [0, 1] {
         let error = read_blocking(&wrong, Lba(lba), 1).unwrap_err();

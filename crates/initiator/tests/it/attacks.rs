@@ -62,9 +62,9 @@ impl Scene {
     fn with(host: &Host, scheme: Scheme, volume: &str) -> Scene {
         let wire = Wire::before(host);
         let mut options = host.options(wire.url(volume));
-        options.scheme = Some(scheme);
+        options.channel.scheme = Some(scheme);
         // Telling the target what opened takes frames of its own, at its own time.
-        options.verified_feedback = false;
+        options.sealing.verified_feedback = false;
         let device = Arc::new(RemoteDevice::attach(options).unwrap());
         Scene { wire, device, scheme }
     }

@@ -50,10 +50,10 @@ fn measure(volume: &str, scheme: Scheme, is_beforehand: bool) -> (WorkSummary, C
     let host = Host::start(&[VolumeSpec::sealed("vault", SIZE), trusted(), open, VolumeSpec::plain("disk", SIZE)]);
     let wire = Wire::before(&host);
     let mut options = host.options(wire.url(volume));
-    options.scheme = Some(scheme);
-    options.mode = if volume == "open" { Mode::AuthenticateOnly } else { Mode::Encrypt };
+    options.channel.scheme = Some(scheme);
+    options.sealing.mode = if volume == "open" { Mode::AuthenticateOnly } else { Mode::Encrypt };
     // Telling the target what opened takes commands of its own, at its own time.
-    options.verified_feedback = false;
+    options.sealing.verified_feedback = false;
     let counters = Arc::new(CryptoCounters::new());
     options.counters = counters.clone();
     let device = RemoteDevice::attach(options).unwrap();

@@ -47,9 +47,9 @@ fn attach_both(host: &Host, connections: u16) -> Vec<Arc<RemoteDevice>> {
         .map(|url| {
             let mut options = host.options(url);
             if !options.url.is_channel() {
-                options.initiator_name = crate::support::STOCK.into();
+                options.iscsi.initiator_name = crate::support::STOCK.into();
             }
-            options.connections = connections;
+            options.iscsi.connections = connections;
             Arc::new(RemoteDevice::attach(options).unwrap())
         })
         .into()
@@ -88,7 +88,7 @@ fn a_session_outlives_its_connections_and_sends_nothing_again() {
     let wire = Wire::before(&host);
     for connections in [1, 3] {
         let mut options = host.options(wire.url("vault"));
-        (options.connections, options.recovery_level) = (connections, Some(2));
+        (options.iscsi.connections, options.iscsi.recovery_level) = (connections, Some(2));
         let device = Arc::new(RemoteDevice::attach(options).unwrap());
         device.format().unwrap();
         let wires = usize::from(connections);
@@ -117,7 +117,7 @@ fn a_session_that_was_given_up_while_it_was_suspended_is_replaced() {
     let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
     let wire = Wire::before(&host);
     let mut options = host.options(wire.url("disk"));
-    (options.connections, options.recovery_level) = (3, Some(2));
+    (options.iscsi.connections, options.iscsi.recovery_level) = (3, Some(2));
     options.timeouts.give_up = Duration::from_millis(300);
     let device = Arc::new(RemoteDevice::attach(options).unwrap());
     eventually("all connections are there", || device.status().wires == 3);
@@ -144,7 +144,7 @@ fn below_level_2_the_session_is_replaced() {
     let host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
     let wire = Wire::before(&host);
     let mut options = host.options(wire.url("vault"));
-    (options.connections, options.recovery_level) = (3, Some(0));
+    (options.iscsi.connections, options.iscsi.recovery_level) = (3, Some(0));
     let device = Arc::new(RemoteDevice::attach(options).unwrap());
     device.format().unwrap();
     eventually("all connections are there", || device.status().wires == 3);
@@ -163,7 +163,7 @@ fn below_level_2_the_session_is_replaced() {
 fn a_restarted_target_gets_a_new_session_of_as_many() {
     let mut host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
     let mut options = host.options(host.url("disk"));
-    options.connections = 3;
+    options.iscsi.connections = 3;
     let device = Arc::new(RemoteDevice::attach(options).unwrap());
     eventually("all connections are there", || device.status().wires == 3);
     write_blocking(&*device, Lba(1), block(1), false).unwrap();

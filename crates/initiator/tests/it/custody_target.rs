@@ -97,7 +97,7 @@ fn every_scheme_carries_keys_that_nobody_else_sees() {
     let combinations = pairs(&schemes(), &schemes());
     for (round, &(writer, reader)) in (1..).zip(&combinations) {
         let mut options = host.options(url());
-        options.scheme = Some(writer);
+        options.channel.scheme = Some(writer);
         let device = RemoteDevice::attach(options).unwrap();
         if round == 1 {
             device.format().unwrap();
@@ -106,7 +106,7 @@ fn every_scheme_carries_keys_that_nobody_else_sees() {
         flush_blocking(&device).unwrap();
         // Another initiator, of another identity, with nothing but its access.
         let mut options = host.bobs_options(url());
-        options.scheme = Some(reader);
+        options.channel.scheme = Some(reader);
         let other = RemoteDevice::attach(options).unwrap();
         let read = read_blocking(&other, Lba(3), BLOCKS as u64).unwrap();
         assert!(read[..] == data(round), "written under {writer}, read under {reader}");
@@ -153,7 +153,7 @@ fn without_a_channel_there_is_no_custody_target() {
 fn a_key_of_ones_own_has_no_place_here() {
     let host = Host::start(&[trusted()]);
     let mut options = host.options(host.url("trusted"));
-    options.key_source = host.options(host.url("vault")).key_source;
+    options.sealing.key_source = host.options(host.url("vault")).sealing.key_source;
     let refused = RemoteDevice::attach(options).unwrap_err();
     assert!(matches!(&refused, AttachError::Unsupported(why) if why.contains("leave the key out")), "{refused}");
 }
@@ -164,23 +164,23 @@ fn a_run_of_blocks_shares_a_key_where_a_benchmark_asks_for_it() {
     const RUN: u64 = 16;
     let mut host = Host::start(&[VolumeSpec { name: "runs".parse().unwrap(), ..trusted() }]);
     let mut options = host.options(host.url("runs"));
-    options.key_source = None;
-    options.blocks_per_key = NonZeroU32::new(RUN as u32).unwrap();
+    options.sealing.key_source = None;
+    options.sealing.blocks_per_key = NonZeroU32::new(RUN as u32).unwrap();
     let refused = RemoteDevice::attach(options.clone()).unwrap_err();
     assert!(matches!(&refused, AttachError::Options(why) if why.contains("benchmarks alone")), "{refused}");
     options.benchmark_suites = true;
     for &scheme in Scheme::ALL {
-        let device =
-            RemoteDevice::attach(strongroom_initiator::AttachOptions { scheme: Some(scheme), ..options.clone() });
-        let device = device.unwrap();
+        options.channel.scheme = Some(scheme);
+        let device = RemoteDevice::attach(options.clone()).unwrap();
         device.format().unwrap();
         write_blocking(&device, Lba(RUN), Buffer::copy_from(&data(1)), false).unwrap();
         write_blocking(&device, Lba(3 * RUN - 8), Buffer::copy_from(&data(2)), false).unwrap();
         flush_blocking(&device).unwrap();
         device.detach().unwrap();
         // One with a key for each block, and of another name.
-        let bobs = host.bobs_options(host.url("runs"));
-        let other = RemoteDevice::attach(strongroom_initiator::AttachOptions { key_source: None, ..bobs }).unwrap();
+        let mut bobs = host.bobs_options(host.url("runs"));
+        bobs.sealing.key_source = None;
+        let other = RemoteDevice::attach(bobs).unwrap();
         for (lba, round) in [(RUN, 1), (3 * RUN - 8, 2)] {
             assert!(read_blocking(&other, Lba(lba), BLOCKS as u64).unwrap()[..] == data(round), "{scheme}");
         }

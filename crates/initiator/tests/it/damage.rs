@@ -47,7 +47,7 @@ fn everything_arrives_whole_in_the_end() {
     let url: VolumeUrl =
         format!("iscsi://{}/iqn.2026-11.org.strongroom:disk/0", bad_wire(host.address)).parse().unwrap();
     let mut options = host.options(url);
-    options.digests = DigestOffer::Require;
+    options.iscsi.digests = DigestOffer::Require;
     let device = RemoteDevice::attach(options).unwrap();
     let piece = |index: u64| (0..65_536u64).map(|at| (at * 7 + at / 4096 + index) as u8).collect::<Vec<u8>>();
     for index in 0..64 {

@@ -129,7 +129,7 @@ fn host() -> Host {
 
 fn options(host: &Host, server: &Arc<Server>) -> AttachOptions {
     let mut options = host.options(host.url("vault"));
-    options.key_source = Some(Arc::clone(server) as Arc<_>);
+    options.sealing.key_source = Some(Arc::clone(server) as Arc<_>);
     options
 }
 

@@ -80,7 +80,7 @@ fn holds(dir: &Path, needle: &[u8]) -> bool {
 #[test]
 fn a_sealed_volume_that_claims_to_be_plain() {
     refuses(becomes_plain, |_| {}, "protection was sealed and is plain");
-    refuses(becomes_plain, |options| options.key_source = None, "protection was sealed and is plain");
+    refuses(becomes_plain, |options| options.sealing.key_source = None, "protection was sealed and is plain");
     refuses(becomes_plain, |options| options.expected = ExpectedUnit::default(), "nothing would be sealed");
 }
 
@@ -88,7 +88,7 @@ fn a_sealed_volume_that_claims_to_be_plain() {
 fn an_encrypted_volume_that_claims_to_be_authenticated_only() {
     let lie = |host: &Host| becomes(host, "\"encrypt\"", "\"authenticate-only\"");
     // A target that tells the truth would refuse the usual scheme for such a volume; one that lies goes along.
-    let lured = |options: &mut AttachOptions| options.scheme = Some(Scheme::EncryptAll);
+    let lured = |options: &mut AttachOptions| options.channel.scheme = Some(Scheme::EncryptAll);
     refuses(lie, lured, "add --authenticate-only");
     let unaware = |options: &mut AttachOptions| {
         lured(options);
@@ -96,7 +96,7 @@ fn an_encrypted_volume_that_claims_to_be_authenticated_only() {
     };
     refuses(lie, unaware, "add --authenticate-only");
     // And the other way round, for one who asked for it.
-    refuses(|_| {}, |options| options.mode = Mode::AuthenticateOnly, "the volume is encrypted");
+    refuses(|_| {}, |options| options.sealing.mode = Mode::AuthenticateOnly, "the volume is encrypted");
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn data(mark: u8) -> Buffer {
 fn alone(options: AttachOptions, seconds: u64) -> AttachOptions {
     let lease = LeaseOptions {
         duration: Duration::from_secs(seconds),
-        description: format!("test of {}\u{1b}[2J", options.initiator_name),
+        description: format!("test of {}\u{1b}[2J", options.iscsi.initiator_name),
         ..LeaseOptions::default()
     };
     AttachOptions { lease, ..options }

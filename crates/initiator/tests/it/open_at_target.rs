@@ -116,7 +116,7 @@ fn attack_a_block_that_does_not_open_is_refused_and_the_writer_told() {
     for scheme in [Scheme::Lazy, Scheme::LazyDecrypt] {
         let wire = Wire::before(&host);
         let mut options = host.options(wire.url("vault"));
-        options.scheme = Some(scheme);
+        options.channel.scheme = Some(scheme);
         let device = RemoteDevice::attach(options).unwrap();
         let tries = Arc::new(AtomicUsize::new(0));
         let count = tries.clone();
@@ -150,7 +150,7 @@ fn attack_a_block_that_does_not_open_is_refused_and_the_writer_told() {
 fn attack_a_writer_with_another_key_is_refused_block_and_absence() {
     let host = host();
     let mut options = host.options(host.url("vault"));
-    options.key_source = Some(Arc::new(KeyFileSource::new(host.dir.path().join("wrong.key"))));
+    options.sealing.key_source = Some(Arc::new(KeyFileSource::new(host.dir.path().join("wrong.key"))));
     let stranger = RemoteDevice::attach(options).unwrap();
     let error = write_blocking(&stranger, Lba(9), Buffer::copy_from(&[1; BLOCK]), false).unwrap_err();
     assert_eq!((error.kind, error.lba), (DeviceErrorKind::Refused, Some(Lba(9))), "{error}");

@@ -24,8 +24,8 @@ fn keys_change_under_load_in_both_directions_under_every_scheme() {
     for &scheme in Scheme::ALL {
         let mut options = host.options(host.url("vault"));
         // Feedback would go at its own time, and with it keys might change between two looks.
-        (options.scheme, options.verified_feedback) = (Some(scheme), false);
-        (options.rekey.tags, options.rekey.bytes) = (1 << 20, 50_000);
+        (options.channel.scheme, options.sealing.verified_feedback) = (Some(scheme), false);
+        (options.channel.rekey.tags, options.channel.rekey.bytes) = (1 << 20, 50_000);
         let device = RemoteDevice::attach(options).unwrap();
         let mut completions = Vec::new();
         for (round, count) in [(0, WRITES), (1, WRITES)] {
@@ -76,8 +76,8 @@ fn attack_go_on_after_the_identity_was_revoked() {
     let host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
     host.attach("vault").format().unwrap();
     for &scheme in Scheme::ALL {
-        let attach = |options: strongroom_initiator::AttachOptions| {
-            let options = strongroom_initiator::AttachOptions { scheme: Some(scheme), ..options };
+        let attach = |mut options: strongroom_initiator::AttachOptions| {
+            options.channel.scheme = Some(scheme);
             Arc::new(RemoteDevice::attach(options).unwrap())
         };
         let (alice, bob) = (attach(host.options(host.url("vault"))), attach(host.bobs_options(host.url("vault"))));

@@ -36,9 +36,9 @@ fn may_use(volume: &str, scheme: Scheme) -> bool {
 
 fn options(host: &Host, volume: &str, address: SocketAddr, scheme: Scheme) -> AttachOptions {
     let mut options = host.options(format!("strongroom://{address}/{volume}").parse().unwrap());
-    options.scheme = Some(scheme);
+    options.channel.scheme = Some(scheme);
     if volume == "open" {
-        options.mode = Mode::AuthenticateOnly;
+        options.sealing.mode = Mode::AuthenticateOnly;
     }
     options
 }
@@ -189,7 +189,7 @@ fn assert_table_1(volume: &str, scheme: Scheme) {
     let tap = Tap::before(host.address);
     let mut options = options(&host, volume, tap.address, scheme);
     // Telling the target what opened takes commands of its own, at its own time.
-    options.verified_feedback = false;
+    options.sealing.verified_feedback = false;
     let counters = Arc::new(CryptoCounters::new());
     options.counters = counters.clone();
     let device = RemoteDevice::attach(options).unwrap();
@@ -349,6 +349,6 @@ fn an_authenticate_only_volume_is_refused_under_the_lazy_schemes() {
     }
     // Without a choice the scheme is one that fits.
     let mut chosen = options(&host, "open", host.address, Scheme::Lazy);
-    chosen.scheme = None;
+    chosen.channel.scheme = None;
     RemoteDevice::attach(chosen).unwrap();
 }

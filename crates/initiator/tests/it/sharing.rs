@@ -81,11 +81,11 @@ fn be_bob(settings: &str) {
     let [url, key_file, scheme, rounds] = settings.split(' ').collect::<Vec<_>>()[..] else { panic!("{settings}") };
     let mut options = AttachOptions::new(url.parse().unwrap());
     options.lease = LeaseOptions::shared();
-    options.initiator_name = BOB.into();
-    options.node_key = Some(key_of(0xb0));
-    options.target_keys = vec![key_of(0x7a).public()];
-    options.key_source = (key_file != NO_KEY).then(|| Arc::new(KeyFileSource::new(key_file)) as Arc<_>);
-    options.scheme = Some(scheme.parse().unwrap());
+    options.iscsi.initiator_name = BOB.into();
+    options.channel.node_key = Some(key_of(0xb0));
+    options.channel.target_keys = vec![key_of(0x7a).public()];
+    options.sealing.key_source = (key_file != NO_KEY).then(|| Arc::new(KeyFileSource::new(key_file)) as Arc<_>);
+    options.channel.scheme = Some(scheme.parse().unwrap());
     let device = RemoteDevice::attach(options).unwrap();
     let mut out = std::io::stdout();
     for _ in 0..rounds.parse::<u64>().unwrap() {
@@ -155,8 +155,10 @@ fn two_initiators_share_a_volume_while_one_is_killed_again_and_again() {
     let volumes = [VolumeSpec::sealed("vault", SIZE), trusted()];
     let host = Host::start_with(&volumes, |config| config.workers = Some(2));
     for (volume, scheme) in pairs(&["vault", "trusted"], &schemes()) {
-        let attach =
-            |options: AttachOptions| RemoteDevice::attach(AttachOptions { scheme: Some(scheme), ..options }).unwrap();
+        let attach = |mut options: AttachOptions| {
+            options.channel.scheme = Some(scheme);
+            RemoteDevice::attach(options).unwrap()
+        };
         let alice = Arc::new(attach(host.options(host.url(volume))));
         alice.format().unwrap();
         for place in places(0).chain(places(1)) {
@@ -222,8 +224,8 @@ fn a_reservation_holds_on_a_sealed_volume() {
     host.attach("vault").format().unwrap();
     for &scheme in Scheme::ALL {
         let mut options = host.options(host.url("vault"));
-        assert_eq!(options.initiator_name, ALICE);
-        options.scheme = Some(scheme);
+        assert_eq!(options.iscsi.initiator_name, ALICE);
+        options.channel.scheme = Some(scheme);
         let alice = RemoteDevice::attach(options).unwrap();
         let try_write = |mark: u8| write_blocking(&alice, Lba(3), Buffer::copy_from(&[mark; BLOCK]), false);
         try_write(1).unwrap();

@@ -34,7 +34,7 @@ fn every_volumes_suite_goes_with_every_channels() {
     for (sealing, (channel, scheme)) in pairs(&suites(), &pairs(&suites(), &schemes())) {
         round += 1;
         let mut options = host.options(host.url(&format!("vault-{}", sealing as u8)));
-        (options.scheme, options.suite, options.benchmark_suites) = (Some(scheme), channel, true);
+        (options.channel.scheme, options.channel.suite, options.benchmark_suites) = (Some(scheme), channel, true);
         let device = RemoteDevice::attach(options).unwrap();
         assert_eq!(device.unit().sealed.unwrap().claims.suite, sealing);
         if formatted.insert(sealing as u8) {
@@ -56,7 +56,7 @@ fn a_suite_that_the_target_does_not_admit_is_not_talked_down() {
     let host = Host::start_with(&[volume(Suite::Aes256Gcm)], |config| config.suites = vec!["chacha20-poly1305".into()]);
     for suite in Suite::ALL {
         let mut options = host.options(host.url("vault-1"));
-        (options.suite, options.benchmark_suites) = (suite, true);
+        (options.channel.suite, options.benchmark_suites) = (suite, true);
         let attached = RemoteDevice::attach(options);
         assert_eq!(attached.is_ok(), suite == Suite::ChaCha20Poly1305, "{suite}: {:?}", attached.err());
         if let Err(error) = attached {
@@ -72,13 +72,13 @@ fn the_papers_suite_is_refused_by_either_end() {
     let mut options = host.options(host.url("vault-240"));
     let error = RemoteDevice::attach(options.clone()).unwrap_err();
     assert!(matches!(&error, AttachError::Unsupported(why) if why.contains("benchmarks alone")), "{error}");
-    options.suite = Suite::Aes192CbcHmacMd5;
+    options.channel.suite = Suite::Aes192CbcHmacMd5;
     let error = RemoteDevice::attach(options).unwrap_err();
     assert!(matches!(&error, AttachError::Options(why) if why.contains("benchmarks alone")), "{error}");
     // One that does not.
     let host = Host::start(&[volume(Suite::Aes256Gcm)]);
     let mut options = host.options(host.url("vault-1"));
-    (options.suite, options.benchmark_suites) = (Suite::Aes192CbcHmacMd5, true);
+    (options.channel.suite, options.benchmark_suites) = (Suite::Aes192CbcHmacMd5, true);
     RemoteDevice::attach(options).unwrap_err();
     // And none has it on a medium that keeps what is written.
     let durable = VolumeSpec { medium: Medium::Directory, ..volume(Suite::Aes192CbcHmacMd5) };

@@ -107,15 +107,15 @@ impl Host {
     /// What alice attaches a volume with.
     pub(crate) fn options(&self, url: VolumeUrl) -> AttachOptions {
         let mut options = AttachOptions::new(url);
-        options.initiator_name = ALICE.into();
+        options.iscsi.initiator_name = ALICE.into();
         // Most tests have several attachments of a volume; those about writer leases (`leases`) say otherwise.
         options.lease = LeaseOptions::shared();
-        options.node_key = Some(key_of(0xa1));
-        options.target_keys = vec![key_of(0x7a).public()];
-        options.key_source = Some(Arc::new(KeyFileSource::new(self.dir.path().join("volume.key"))));
+        options.channel.node_key = Some(key_of(0xa1));
+        options.channel.target_keys = vec![key_of(0x7a).public()];
+        options.sealing.key_source = Some(Arc::new(KeyFileSource::new(self.dir.path().join("volume.key"))));
         // Custody `target` needs no key of an initiator, and a plain volume none at all.
         if ["disk", "trusted"].contains(&options.url.file_name()) || !options.url.is_channel() {
-            options.key_source = None;
+            options.sealing.key_source = None;
         }
         options.timeouts = Timeouts {
             connect: Duration::from_secs(10),
@@ -128,8 +128,8 @@ impl Host {
 
     pub(crate) fn bobs_options(&self, url: VolumeUrl) -> AttachOptions {
         let mut options = self.options(url);
-        options.initiator_name = BOB.into();
-        options.node_key = Some(key_of(0xb0));
+        options.iscsi.initiator_name = BOB.into();
+        options.channel.node_key = Some(key_of(0xb0));
         options
     }
 

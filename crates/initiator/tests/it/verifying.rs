@@ -39,7 +39,9 @@ fn write(device: &RemoteDevice, lba: u64, mark: u8) {
 }
 
 fn under(host: &Host, scheme: Scheme) -> AttachOptions {
-    AttachOptions { scheme: Some(scheme), ..host.options(host.url("vault")) }
+    let mut options = host.options(host.url("vault"));
+    options.channel.scheme = Some(scheme);
+    options
 }
 
 #[test]
@@ -71,7 +73,8 @@ fn what_is_checked_on_arrival_is_not_retained() {
     let access = Access { protection, ..Access::default() };
     let host = Host::start(&[VolumeSpec { access, ..VolumeSpec::sealed("vault", SIZE) }]);
     for &scheme in Scheme::ALL {
-        let options = AttachOptions { verified_feedback: false, ..under(&host, scheme) };
+        let mut options = under(&host, scheme);
+        options.sealing.verified_feedback = false;
         if !scheme.checks_on_arrival() {
             assert!(RemoteDevice::attach(options).is_err(), "{scheme}");
             continue;

@@ -119,7 +119,7 @@ fn reads_survive(fault: Fault) {
     for scheme in [Scheme::LazyAuth, Scheme::LazyDecrypt, Scheme::Lazy] {
         let wire = BadWire::before(host.address, fault);
         let mut options = host.options(format!("strongroom://{}/vault", wire.address).parse().unwrap());
-        options.scheme = Some(scheme);
+        options.channel.scheme = Some(scheme);
         options.readahead = true;
         let device = RemoteDevice::attach(options).unwrap();
         wire.faults_left.store(12, Ordering::Relaxed);
@@ -171,7 +171,7 @@ fn verifying_and_previous_versions_take_no_damage_on_the_wire_for_damaged_blocks
     device.detach().unwrap();
     let attach = |wire: &BadWire| {
         let mut options = host.options(format!("strongroom://{}/vault", wire.address).parse().unwrap());
-        (options.read_only, options.damaged_reads) = (true, DamagedReads::Previous);
+        (options.read_only, options.sealing.damaged_reads) = (true, DamagedReads::Previous);
         RemoteDevice::attach(options).unwrap()
     };
     let wire = BadWire::before(host.address, Fault::Flip);

@@ -212,7 +212,7 @@ fn open(args: &CopyArgs, place: &Place, read_only: bool) -> Result<(Endpoint, Op
     let mut options = access.options(url)?;
     options.read_only = read_only;
     if !read_only {
-        options.damaged_reads = DamagedReads::Fail;
+        options.sealing.damaged_reads = DamagedReads::Fail;
     }
     options.lease = args.writer.options("copy");
     let device = access.attach_for_use(options, args.writer.way_out()).map_err(|error| args.explain(error))?;

@@ -129,11 +129,11 @@ impl Site {
     fn attach(&self, file: &str) -> RemoteDevice {
         let mut options = AttachOptions::new(self.url().parse().unwrap());
         options.lease = LeaseOptions::shared();
-        options.initiator_name = "iqn.2026-11.test:alice".to_owned();
+        options.iscsi.initiator_name = "iqn.2026-11.test:alice".to_owned();
         let text = fs::read_to_string(self.world.path("alice.identity")).unwrap();
-        options.node_key = Some(Arc::new(NodeKey::parse(&text).unwrap()));
-        options.target_keys = vec![self.world.public_key("target").parse().unwrap()];
-        options.key_source = Some(Arc::new(KeyFileSource::new(self.world.path(file))));
+        options.channel.node_key = Some(Arc::new(NodeKey::parse(&text).unwrap()));
+        options.channel.target_keys = vec![self.world.public_key("target").parse().unwrap()];
+        options.sealing.key_source = Some(Arc::new(KeyFileSource::new(self.world.path(file))));
         RemoteDevice::attach(options).unwrap()
     }
 

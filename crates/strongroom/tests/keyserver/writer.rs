@@ -45,10 +45,10 @@ impl Access {
         });
         let mut options = AttachOptions::new(self.url.parse().unwrap());
         options.lease = LeaseOptions::shared();
-        options.initiator_name = format!("iqn.2026-11.test:{}", self.name);
-        options.node_key = Some(node_key);
-        options.target_keys = vec![self.target_key.parse().unwrap()];
-        options.key_source = Some(Arc::new(KeyServerSource::new(client, None)));
+        options.iscsi.initiator_name = format!("iqn.2026-11.test:{}", self.name);
+        options.channel.node_key = Some(node_key);
+        options.channel.target_keys = vec![self.target_key.parse().unwrap()];
+        options.sealing.key_source = Some(Arc::new(KeyServerSource::new(client, None)));
         let mut device = None;
         // Whoever is to answer may just be away.
         eventually("it is attached", || {

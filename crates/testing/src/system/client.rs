@@ -112,12 +112,12 @@ pub(super) struct Client {
 fn options(number: u64, view: usize, random: &mut Random, setup: &Setup) -> AttachOptions {
     let url = format!("strongroom://simulation/{}", VIEWS[view]);
     let mut options = AttachOptions::new(url.parse().expect("a URL"));
-    options.initiator_name = initiator_name(number);
-    options.key_source = Some(Arc::new(setup.key_server.clone()));
-    options.scheme = Some(setup.scheme);
-    options.marks_flushes_late = setup.late_flush_marks;
-    options.forgets_operations = setup.forgets_operations;
-    options.verified_feedback = random.once_in(2);
+    options.iscsi.initiator_name = initiator_name(number);
+    options.sealing.key_source = Some(Arc::new(setup.key_server.clone()));
+    options.channel.scheme = Some(setup.scheme);
+    options.faults.marks_flushes_late = setup.late_flush_marks;
+    options.faults.forgets_operations = setup.forgets_operations;
+    options.sealing.verified_feedback = random.once_in(2);
     if random.once_in(3) {
         options.pipeline = Pipeline::Fixed { depth: 1 + random.below(4) as u32, workers: 1 };
     }

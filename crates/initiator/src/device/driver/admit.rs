@@ -128,10 +128,10 @@ impl<T: SessionTransport> Driver<T> {
         let counters: Arc<CryptoCounters> = self.options.counters.clone();
         if claims.custody == Custody::Target {
             let keys = BlockKeys::new(context, Box::new(fill_random), counters);
-            let keys = keys.with_blocks_per_key(self.options.blocks_per_key);
+            let keys = keys.with_blocks_per_key(self.options.sealing.blocks_per_key);
             return Ok(Some((VolumeSealer::BlockKeys(Box::new(keys)), None)));
         }
-        let source = self.options.key_source.as_ref().ok_or(AttachError::KeyNeeded)?;
+        let source = self.options.sealing.key_source.as_ref().ok_or(AttachError::KeyNeeded)?;
         let request = KeyRequest {
             volume: self.options.url.file_name().to_owned(),
             volume_id: claims.volume_id,

@@ -52,20 +52,20 @@ fn link(now: Instant, options: &AttachOptions) -> Result<Link, AttachError> {
         counters: options.counters.clone(),
         schemes: vec![options.scheme()],
         channel: ChannelLimits {
-            rekey_tags: options.rekey.tags,
-            rekey_bytes: options.rekey.bytes,
+            rekey_tags: options.channel.rekey.tags,
+            rekey_bytes: options.channel.rekey.bytes,
             ..ChannelLimits::default()
         },
-        rekey_after: options.rekey.after,
-        suites: vec![options.suite],
+        rekey_after: options.channel.rekey.after,
+        suites: vec![options.channel.suite],
         ..LinkOptions::default()
     };
     if !options.url.is_channel() {
         return Ok(Link::initiator_plain(link_options, now));
     }
-    let node = options.node_key.as_ref().ok_or_else(|| {
+    let node = options.channel.node_key.as_ref().ok_or_else(|| {
         AttachError::Options("a strongroom:// URL needs an identity; make one with 'strongroom identity new'".into())
     })?;
-    Link::initiator_channel(node, &options.target_keys, link_options, now)
+    Link::initiator_channel(node, &options.channel.target_keys, link_options, now)
         .map_err(|error| AttachError::Handshake(error.to_string()))
 }

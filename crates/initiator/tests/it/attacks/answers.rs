@@ -207,7 +207,7 @@ fn attack_target_sends_malformed_answers() {
         let address = wire_before(host.address, &armed);
         let url = format!("iscsi://{address}/iqn.2026-11.org.strongroom:disk/0").parse().unwrap();
         let mut options = host.options(url);
-        options.digests = DigestOffer::Never;
+        options.iscsi.digests = DigestOffer::Never;
         let device = RemoteDevice::attach(options).unwrap();
         *armed.lock().unwrap() = Some(change);
         let result = read_blocking(&device, Lba(0), COUNT);

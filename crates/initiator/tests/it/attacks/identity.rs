@@ -24,7 +24,7 @@ fn attack_downgrade_the_negotiation() {
             }
         });
         let mut options = host.options(wire.url("vault"));
-        options.scheme = Some(offered);
+        options.channel.scheme = Some(offered);
         let attached = RemoteDevice::attach(options);
         match attached {
             Ok(device) if offered == instead => assert_holds(&device, AT, 2),
@@ -61,7 +61,7 @@ fn attack_downgrade_the_suite_alone() {
             }
         });
         let mut options = host.options(wire.url("vault"));
-        (options.scheme, options.suite) = (Some(Scheme::Lazy), offered);
+        (options.channel.scheme, options.channel.suite) = (Some(Scheme::Lazy), offered);
         match RemoteDevice::attach(options) {
             Ok(device) => {
                 assert!(!tampers, "{offered} became another suite");
@@ -82,15 +82,15 @@ fn attack_another_nodes_identity() {
     for &scheme in Scheme::ALL {
         let refused = |change: fn(&mut strongroom_initiator::AttachOptions)| {
             let error = host.attach_error(|options| {
-                options.scheme = Some(scheme);
+                options.channel.scheme = Some(scheme);
                 change(options);
             });
             assert!(!error.is_temporary(), "{scheme}: {error}");
             error.to_string()
         };
-        let message = refused(|options| options.target_keys = vec![key_of(0x11).public()]);
+        let message = refused(|options| options.channel.target_keys = vec![key_of(0x11).public()]);
         assert!(message.contains("not the expected one"), "{message}");
-        let message = refused(|options| options.node_key = Some(key_of(0x99)));
+        let message = refused(|options| options.channel.node_key = Some(key_of(0x99)));
         assert!(message.contains("[[peer]]"), "{message}");
     }
 }
@@ -100,8 +100,8 @@ fn attack_another_nodes_initiator_name() {
     let host = host();
     for &scheme in Scheme::ALL {
         let error = host.attach_error(|options| {
-            options.scheme = Some(scheme);
-            options.initiator_name = BOB.into();
+            options.channel.scheme = Some(scheme);
+            options.iscsi.initiator_name = BOB.into();
         });
         assert!(matches!(error, AttachError::LoginRefused(_)), "{scheme}: {error:?}");
     }

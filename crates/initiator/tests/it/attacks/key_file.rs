@@ -28,7 +28,9 @@ fn key_file(host: &Host, name: &str, epochs: &[u32]) -> Arc<KeyFileSource> {
 }
 
 fn options(host: &Host, source: &Arc<KeyFileSource>) -> AttachOptions {
-    AttachOptions { key_source: Some(source.clone()), ..host.options(host.url("vault")) }
+    let mut options = host.options(host.url("vault"));
+    options.sealing.key_source = Some(source.clone());
+    options
 }
 
 fn block(mark: u8) -> Buffer {

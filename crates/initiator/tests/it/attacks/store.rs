@@ -98,7 +98,7 @@ fn scene(volume: &str) -> Host {
 
 fn attach(host: &Host, volume: &str, scheme: Scheme) -> RemoteDevice {
     let mut options = host.options(host.url(volume));
-    (options.scheme, options.verified_feedback) = (Some(scheme), false);
+    (options.channel.scheme, options.sealing.verified_feedback) = (Some(scheme), false);
     RemoteDevice::attach(options).unwrap()
 }
 
@@ -153,7 +153,7 @@ fn attack_store_flip() {
     // Every older version is there still; a reader that chose so reads the newest of them that opens, and is told.
     let before = Catalogue::open(host.dir.path()).unwrap().show("vault").unwrap().volume.access;
     let mut options = host.options(host.url("vault"));
-    options.damaged_reads = DamagedReads::Previous;
+    options.sealing.damaged_reads = DamagedReads::Previous;
     let error = RemoteDevice::attach(options.clone()).unwrap_err();
     assert!(error.to_string().contains("attach read-only"), "what is read must not be written back: {error}");
     options.read_only = true;

@@ -134,8 +134,8 @@ fn attack_splice_another_sessions_pdu() {
         let scene = Scene::new(&host, scheme);
         let bobs_wire = crate::support::Wire::before(&host);
         let mut options = host.bobs_options(bobs_wire.url("vault"));
-        options.scheme = Some(scheme);
-        options.verified_feedback = false;
+        options.channel.scheme = Some(scheme);
+        options.sealing.verified_feedback = false;
         let bob = Scene { wire: bobs_wire, device: Arc::new(RemoteDevice::attach(options).unwrap()), scheme };
         let bobs = bob.record_to_target();
         write(&bob.device, AT, 3);
@@ -269,8 +269,8 @@ fn attack_rekey_frames() {
     for &scheme in Scheme::ALL {
         let wire = crate::support::Wire::before(&host);
         let mut options = host.options(wire.url("vault"));
-        (options.scheme, options.verified_feedback) = (Some(scheme), false);
-        options.rekey.tags = 3;
+        (options.channel.scheme, options.sealing.verified_feedback) = (Some(scheme), false);
+        options.channel.rekey.tags = 3;
         let scene = Scene { wire, device: Arc::new(RemoteDevice::attach(options).unwrap()), scheme };
         let rekeys = |message: &Message<'_>| message.kind == REKEY;
         type Change = fn(&mut Message<'_>);

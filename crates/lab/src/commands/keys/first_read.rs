@@ -112,9 +112,9 @@ impl<'a> FirstRead<'a> {
     fn attach(&self, way: &Way) -> Result<RemoteDevice> {
         let url = format!("strongroom://{}/{}", self.target.local_addresses()[0], way.volume);
         let mut options = AttachOptions::new(url.parse()?);
-        options.node_key = Some(Arc::clone(&self.site.admin));
-        options.target_keys = self.target.public_key().into_iter().collect();
-        options.key_source = Some(match way.servers.is_empty() {
+        options.channel.node_key = Some(Arc::clone(&self.site.admin));
+        options.channel.target_keys = self.target.public_key().into_iter().collect();
+        options.sealing.key_source = Some(match way.servers.is_empty() {
             true => Arc::new(KeyFileSource::new(&self.key_file)) as Arc<dyn KeySource>,
             false => {
                 let client = Client::new(ClientOptions { servers: way.servers.clone(), ..self.site.options() });
