@@ -53,7 +53,7 @@ pub struct AccessArgs {
     pub(crate) key_name: Option<String>,
     /// The volume is one that was made with `--authenticate-only`: the target can read what is written to it.
     ///
-    /// Without this such a volume is only attached read-only, so that a target cannot talk anybody out of encryption.
+    /// Without this such a volume is only attached read-only, so that a target cannot persuade an initiator to go without encryption.
     #[arg(long)]
     pub authenticate_only: bool,
     /// What the channel of a strongroom:// URL protects, by the paper's name or by what it does: S1-1 (mac-all), S1-2 (lazy-auth), S2-1
@@ -115,7 +115,7 @@ pub struct AccessArgs {
     /// How long one try to connect and log in may take.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_duration)]
     pub(crate) connect_timeout: Duration,
-    /// The volume at this URL was made anew: forget what its predecessor was like.
+    /// The volume at this URL was replaced by a new one: forget what is recorded of the old one.
     #[arg(long)]
     pub(crate) forget_volume: bool,
 }
@@ -321,7 +321,7 @@ impl AccessArgs {
         Ok(known.seen_elsewhere(domain, &places.each_ref().map(String::as_str)).map(str::to_owned))
     }
 
-    /// A volume was sealed anew in another one, which was seen at `next` and has its place now.
+    /// A volume was resealed into another one, which was seen at `next` and has replaced it under its URL.
     pub(crate) fn replace_known(&self, url: &VolumeUrl, next: &VolumeUrl, claims: Option<SealedClaims>) -> Result<()> {
         let mut known = self.known_volumes()?;
         known.forget(&next.place());

@@ -296,7 +296,7 @@ impl Attachment {
         serde_json::from_slice(&content).ok()
     }
 
-    /// Ends the process whatever it does, and removes what it leaves. Returns what was done, for people.
+    /// Kills the process, even while requests are in flight, and removes what it leaves behind. Returns what was done, for people.
     pub(crate) fn kill(&self) -> Result<Vec<String>> {
         // Requests that the kernel waits for would keep the process from ending.
         let _ = strongroom_initiator::front::leftovers::abort_fuse(&self.directory);

@@ -1,4 +1,4 @@
-//! The second question before something is done to a volume that somebody else uses: who that is, in the words of whoever wants it.
+//! The second question before something is done to a volume that somebody else uses: it names who that is, in the wording of the command that asks.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, IsTerminal, Write};

@@ -83,7 +83,7 @@ fn check_machine(args: &DemoArgs) -> Result<()> {
     Ok(())
 }
 
-/// The acts, in order. Whatever an act leaves running is stopped when its value is dropped, last made first.
+/// The acts, in order. Processes that an act leaves running are stopped when its value is dropped, in reverse order.
 fn play(stage: &Stage, args: &DemoArgs) -> Result<()> {
     let mut report = Report::new();
     println!("Strongroom: the initiator seals, the target stores, the initiator opens.");

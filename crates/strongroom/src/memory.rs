@@ -61,8 +61,8 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// `mi_option_arena_reserve` of mimalloc.h, which the crate does not name: how much address space is taken at a time, in KiB. By default 1 GiB,
-/// which whoever searches a process for what must not be in it has to read.
+/// `mi_option_arena_reserve` of mimalloc.h, which the crate does not name: how much address space is reserved at a time, in KiB. By default 1 GiB,
+/// all of which a search of a process's memory for keys would have to read.
 const ARENA_RESERVE: mi_option_t = 23;
 const ARENA_RESERVE_KIB: std::ffi::c_long = 32 << 10;
 

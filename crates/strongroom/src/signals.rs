@@ -43,7 +43,7 @@ pub(crate) enum Waited {
     InVain,
 }
 
-/// SIGUSR1: to stop at once, whatever is lost by that. Made like [`StopSignals`], and waited for beside them.
+/// SIGUSR1: to stop at once, even if data is lost by that. Made like [`StopSignals`], and waited for beside them.
 pub(crate) struct ForceSignal(OwnedFd);
 
 impl ForceSignal {

@@ -57,7 +57,7 @@ impl StateArgs {
     /// An error about what is in it.
     pub(crate) fn refused(&self, problem: &str) -> Error {
         let path = self.state.as_deref().unwrap_or(Path::new("the state"));
-        anyhow!("{} {problem}; name another file, or remove it to begin anew", path.display())
+        anyhow!("{} {problem}; name another file, or remove it to start over", path.display())
     }
 
     /// What a person does after a stop; `otherwise`, if no file was named.
@@ -92,9 +92,9 @@ mod tests {
         state.remove().unwrap();
         state.remove().unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        assert!(state.refused("is odd").to_string().contains("remove it to begin anew"));
+        assert!(state.refused("is odd").to_string().contains("remove it to start over"));
         let none = StateArgs::default();
         none.replace(b"one").unwrap();
-        assert_eq!((none.read().unwrap(), none.how_to_go_on("anew".into())), (None, "anew".into()));
+        assert_eq!((none.read().unwrap(), none.how_to_go_on("again".into())), (None, "again".into()));
     }
 }

@@ -1,4 +1,4 @@
-//! Counters in a file of JSON, written anew again and again: what monitoring reads of a process that serves.
+//! Counters in a JSON file that is rewritten periodically: what monitoring reads of a process that serves.
 //!
 //! Absent: what is counted.
 

@@ -26,7 +26,7 @@ pub(crate) struct WriterArgs {
     /// ordinary file system that is mounted twice is destroyed.
     #[arg(long)]
     shared: bool,
-    /// Whoever writes to the volume now loses it: what is not written there yet fails, and nothing more is written from there.
+    /// The node that writes to the volume now loses its lease: its unfinished writes fail, and it writes nothing more.
     #[arg(long)]
     take_over: bool,
     /// How long to wait for an initiator that has the volume and is away [default: until its lease ends]; 0 does not wait.

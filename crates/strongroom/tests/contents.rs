@@ -1,5 +1,5 @@
 //! Proves that snapshots, clones, rollback and growing work through the binary on a sealed volume, whose key the target never has; and
-//! that an erase comes to its end whoever is killed meanwhile.
+//! that an erase is finished even if the command or the target is killed meanwhile.
 
 mod stage;
 
@@ -64,7 +64,7 @@ fn a_sealed_volume_is_kept_cloned_rolled_back_and_grown() {
     server.stop();
 }
 
-/// Whoever waits for an erase is told when nobody is at it any more, and the same command brings it to its end.
+/// A command that waits for an erase is told when the target no longer works on it, and the same command finishes it.
 #[test]
 fn an_erase_whose_target_is_killed_says_so_and_goes_on() {
     const BYTES: usize = 128 << 20;

@@ -55,7 +55,7 @@ impl Drop for SmallHost {
     }
 }
 
-/// Detached and unmounted, whatever became of it.
+/// Detaches and unmounts when dropped, in any state.
 struct Cleanup<'a>(&'a World);
 
 impl Drop for Cleanup<'_> {

@@ -33,7 +33,7 @@ fn without_a_target_the_commands_say_so() {
     }
 }
 
-/// Whatever was asked of it, with options that only the laboratory knows.
+/// For every benchmark, also with options that only the lab has.
 #[test]
 fn benchmarks_say_where_they_went() {
     for arguments in

@@ -1,4 +1,4 @@
-//! Proves that the product does not have the papers' cipher suites, which protect nothing today, and says so to whoever names one; and
+//! Proves that the product does not have the papers' cipher suites, which protect nothing today, and says so when one is named; and
 //! that its symbols are taken out of it into a file that debuggers find.
 //!
 //! The suites can be missed only in a product that was built alone, for cargo unifies the features of what it builds together, and the

@@ -57,7 +57,7 @@ fn status(world: &World) -> String {
     run(&["status", "--config", &world.text("strongroom.toml")]).ok()
 }
 
-/// Detaches whatever happens to the test.
+/// Detaches when dropped, also when the test fails.
 struct Detached<'a>(&'a World);
 
 impl Drop for Detached<'_> {

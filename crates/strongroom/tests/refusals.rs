@@ -1,4 +1,4 @@
-//! Proves that whoever may not come in does not, that each refusal says what to do, and that the target goes on.
+//! Proves that peers without access are refused, that each refusal says what to do, and that the target goes on.
 
 mod stage;
 
@@ -142,7 +142,7 @@ fn a_flag_for_the_keys_takes_precedence_over_the_other_ones_variable() {
 }
 
 #[test]
-fn a_target_cannot_talk_anybody_out_of_sealing() {
+fn a_target_cannot_persuade_an_initiator_not_to_seal() {
     let (world, server) = World::sealed("vault", "16MiB");
     server.stop();
     let description = world.path("volumes/vault/volume.toml");
@@ -234,7 +234,7 @@ fn garbage_and_half_a_login_end_and_harm_nobody() {
     server.stop();
 }
 
-/// The target ends the connection, after whatever it says.
+/// The target ends the connection, possibly after an answer.
 #[track_caller]
 fn assert_ended(stream: &mut TcpStream) {
     let mut buffer = [0; 4096];

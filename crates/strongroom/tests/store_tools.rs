@@ -37,7 +37,7 @@ fn a_sound_store_is_shown_and_checked() {
 }
 
 #[test]
-fn a_lost_superblock_copy_is_written_anew_on_demand() {
+fn a_lost_superblock_copy_is_rewritten_on_demand() {
     let (_world, store) = world();
     destroy(&store, SUPERBLOCK_1);
     let checked = run(&["store", "check", &store]).ok();

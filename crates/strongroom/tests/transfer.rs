@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use stage::{World, noise, run, strongroom};
 
-/// Takes some blocks of the volume's contents anew.
+/// Gives some blocks of the volume new contents.
 fn change(contents: &mut [u8], seed: u64) {
     for block in (0..contents.len() / 4096).step_by(3) {
         contents[block * 4096..][..4096].copy_from_slice(&noise(seed + block as u64, 4096));
@@ -87,7 +87,7 @@ fn a_sealed_volume_is_sent_and_opens_elsewhere_with_its_key() {
     assert!(fs::metadata(&rest).unwrap().len() < cut.len() as u64 / 2, "what arrived is not sent again");
     at(&there, &["receive", "vault", "--in", &rest]).ok();
 
-    // It is the same volume, with the same snapshots, to whoever has the key. The configuration lets alice use it.
+    // With the key, it is the same volume, with the same snapshots. The configuration lets alice use it.
     let identity = |root: &str| {
         let shown = at(root, &["show", "vault"]).ok();
         shown.lines().filter(|line| line.starts_with("volume id") || line.contains("domain")).collect::<String>()

@@ -81,7 +81,7 @@ fn two_file_systems_never_write_to_one_volume_by_mistake() {
     let mounted = vault.mounted("first");
     let told = vault.mount("second", &[]).failed(&[ALICE, "pid ", &mounted, "connected", "--shared", "--take-over"]);
     assert!(told.contains("attached for writing by"), "{told}");
-    // Reading is let in; so is whoever says what the first one must have said too, but only then.
+    // Readers are admitted. A second writer is, too, but only with `--shared`, which the first one must have said as well.
     vault.attach("second", &["--read-only"]).ok();
     vault.detach("second").ok();
     vault.attach("second", &["--shared"]).failed(&[ALICE]);
@@ -142,7 +142,7 @@ fn a_killed_writer_keeps_the_volume_for_its_lease_and_no_longer() {
     eventually("the target sees it", || {
         vault.attach("second", &["--wait", "0s"]).failed(&[ALICE]).contains("its lease ends in")
     });
-    // The target may be started anew meanwhile.
+    // The target may be restarted meanwhile.
     server.stop();
     let server = vault.world.serve();
     let begun = Instant::now();

@@ -16,6 +16,6 @@ pub mod system;
 
 pub use crash_writer::crash_writer;
 pub use forgetting::{FailingIo, ForgettingDisk};
-pub use model::{Content, Held, Model, block_bytes, content_of, held, record_for};
+pub use model::{Content, Model, ReadBlock, block_bytes, content_of, held, record_for};
 pub use random::Random;
 pub use sim_disk::{Faults, SimBackend, SimDisk, Stray};

@@ -26,7 +26,7 @@ pub enum Content {
 
 /// One block as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct ReadBlock {
     /// Which.
     pub lba: u64,
     /// Its version; 0 for what was never written.
@@ -77,11 +77,11 @@ pub fn content_of(bytes: &[u8], lba: u64) -> Content {
 ///
 /// # Panics
 /// If a record is of another block, or nobody wrote the data.
-pub fn held(extents: &[Extent], block_size: BlockSize) -> Vec<Held> {
+pub fn held(extents: &[Extent], block_size: BlockSize) -> Vec<ReadBlock> {
     extents.iter().flat_map(|extent| flatten(extent, block_size)).collect()
 }
 
-fn flatten(extent: &Extent, block_size: BlockSize) -> Vec<Held> {
+fn flatten(extent: &Extent, block_size: BlockSize) -> Vec<ReadBlock> {
     match extent {
         Extent::Blocks { lba, data, sequences, records } => {
             assert_eq!(data.len(), sequences.len() * block_size.len());
@@ -93,7 +93,7 @@ fn flatten(extent: &Extent, block_size: BlockSize) -> Vec<Held> {
                     if let Some(record) = records.get(at) {
                         assert_eq!(record.checksum(), keyless_checksum(bytes), "the record is of another block");
                     }
-                    Held { lba, sequence: sequence.0, content: content_of(bytes, lba) }
+                    ReadBlock { lba, sequence: sequence.0, content: content_of(bytes, lba) }
                 })
                 .collect()
         }
@@ -101,7 +101,7 @@ fn flatten(extent: &Extent, block_size: BlockSize) -> Vec<Held> {
             if let Some(hole) = hole {
                 assert!(hole.covers(*lba) && hole.covers(Lba(lba.0 + count - 1)));
             }
-            let hole = |lba| Held { lba, sequence: sequence.0, content: Content::Hole };
+            let hole = |lba| ReadBlock { lba, sequence: sequence.0, content: Content::Hole };
             (lba.0..lba.0 + count).map(hole).collect()
         }
     }
@@ -222,7 +222,7 @@ impl Model {
     }
 
     /// A branch holds this now, and everything that came before is durable: a clone was made, or rolled back.
-    pub fn branch_holds(&mut self, branch: u32, holds: &[Held]) {
+    pub fn branch_holds(&mut self, branch: u32, holds: &[ReadBlock]) {
         let head = holds.iter().map(|held| BTreeMap::from([(held.sequence, held.content)])).collect();
         self.heads.insert(branch, head);
         self.flushed(self.highest);
@@ -379,7 +379,7 @@ impl Model {
         let blocks = held(extents, self.block_size);
         assert_eq!(blocks.len(), floor.len(), "the read covers what was asked");
         for (index, (held, floor)) in blocks.into_iter().zip(floor).enumerate() {
-            let Held { lba: at, sequence, .. } = held;
+            let ReadBlock { lba: at, sequence, .. } = held;
             assert_eq!(at, lba + index as u64, "extents are in order");
             assert!(
                 sequence >= *floor,
@@ -390,7 +390,7 @@ impl Model {
     }
 
     /// Somebody wrote that there, or may have.
-    fn known(&self, branch: u32, Held { lba, sequence, content }: Held) -> Result<(), String> {
+    fn known(&self, branch: u32, ReadBlock { lba, sequence, content }: ReadBlock) -> Result<(), String> {
         if let Some(known) = self.heads[&branch][lba as usize].get(&sequence) {
             return match *known == content {
                 true => Ok(()),
@@ -423,7 +423,7 @@ impl Model {
     /// If it is wrong.
     pub fn check_version(&mut self, lba: u64, older_than: u64, extent: &Extent) -> u64 {
         let blocks = flatten(extent, self.block_size);
-        let [Held { lba: at, sequence, content }] = blocks[..] else { panic!("one block was asked for") };
+        let [ReadBlock { lba: at, sequence, content }] = blocks[..] else { panic!("one block was asked for") };
         assert_eq!(at, lba, "the answer is of the block that was asked for");
         if older_than == 0 {
             self.known(0, blocks[0]).unwrap_or_else(|wrong| panic!("{wrong}"));
@@ -444,11 +444,11 @@ impl Model {
     ///
     /// # Panics
     /// If it is wrong.
-    pub fn check_snapshot(&mut self, branch: u32, holds: &[Held], floor: &[u64], before_op: u64) {
+    pub fn check_snapshot(&mut self, branch: u32, holds: &[ReadBlock], floor: &[u64], before_op: u64) {
         let head = &self.heads[&branch];
         assert_eq!(holds.len(), head.len(), "the whole volume was read");
         let newest = holds.iter().map(|held| held.sequence).max().unwrap_or(0);
-        for &Held { lba, sequence, content } in holds {
+        for &ReadBlock { lba, sequence, content } in holds {
             let least = head[lba as usize].range(..=newest).next_back().map_or(0, |(&sequence, _)| sequence);
             assert!(sequence >= least, "a snapshot has version {sequence} of block {lba}, but not {least}");
             assert!(floor.get(lba as usize).is_none_or(|&floor| sequence >= floor), "block {lba} was written before");
@@ -461,7 +461,7 @@ impl Model {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn judge(&self, survived: &BTreeMap<u32, Vec<Held>>, newest: u64) -> Result<(), String> {
+    pub fn judge(&self, survived: &BTreeMap<u32, Vec<ReadBlock>>, newest: u64) -> Result<(), String> {
         if !survived.keys().eq(self.heads.keys()) {
             let there: Vec<_> = survived.keys().collect();
             return Err(format!("there are the branches {there:?} instead of {:?}", self.branches()));
@@ -473,19 +473,19 @@ impl Model {
         Ok(())
     }
 
-    fn newest(&self, survived: &BTreeMap<u32, Vec<Held>>, elsewhere: u64) -> u64 {
+    fn newest(&self, survived: &BTreeMap<u32, Vec<ReadBlock>>, elsewhere: u64) -> u64 {
         let sequences = survived.values().flatten().map(|held| held.sequence);
         sequences.max().unwrap_or(0).max(self.durable).max(elsewhere)
     }
 
-    fn judge_branch(&self, branch: u32, survived: &[Held], newest: u64) -> Result<(), String> {
+    fn judge_branch(&self, branch: u32, survived: &[ReadBlock], newest: u64) -> Result<(), String> {
         let head = &self.heads[&branch];
         if survived.len() != head.len() {
             return Err(format!("branch {branch} has {} blocks instead of {}", survived.len(), head.len()));
         }
         let mut firsts: HashMap<u64, u64> = HashMap::new();
         for &held in survived {
-            let Held { lba, sequence, content } = held;
+            let ReadBlock { lba, sequence, content } = held;
             let least = head[lba as usize].range(..=newest).next_back().map_or(0, |(&sequence, _)| sequence);
             if sequence < least {
                 return Err(format!(
@@ -520,14 +520,14 @@ impl Model {
     ///
     /// # Panics
     /// If anything is wrong.
-    pub fn after_crash(&mut self, survived: &BTreeMap<u32, Vec<Held>>, newest: u64) {
+    pub fn after_crash(&mut self, survived: &BTreeMap<u32, Vec<ReadBlock>>, newest: u64) {
         self.judge(survived, newest).unwrap_or_else(|wrong| panic!("{wrong}"));
         let newest = self.newest(survived, newest);
         // Everything that was on its way may be among the older versions now.
         let pending: u64 = self.pending.drain().map(|(_, pending)| pending.weight()).sum();
         for (branch, blocks) in survived {
             let head = self.heads.get_mut(branch).expect("just judged");
-            for &Held { lba, sequence, content } in blocks {
+            for &ReadBlock { lba, sequence, content } in blocks {
                 self.highest = self.highest.max(sequence);
                 let answered = &mut head[lba as usize];
                 answered.split_off(&(newest + 1));
@@ -552,7 +552,7 @@ impl Model {
     ///
     /// # Panics
     /// If it is wrong.
-    pub fn after_lie(&mut self, Held { lba, sequence, content }: Held) {
+    pub fn after_lie(&mut self, ReadBlock { lba, sequence, content }: ReadBlock) {
         let least =
             self.heads[&0][lba as usize].range(..=self.claimed).next_back().map_or(0, |(&sequence, _)| sequence);
         assert!(

@@ -46,7 +46,7 @@ pub enum Stray {
 /// How many writes before a misdirected one it does not hit: together they might be all that tells of each other.
 const RECENT_WRITES: usize = 24;
 
-struct State {
+struct DiskState {
     bytes: Forgetful,
     /// After so many writes one goes astray.
     stray: Option<(u64, Stray)>,
@@ -69,12 +69,12 @@ struct State {
 
 /// The disk; clones are the same one. It outlives the store that uses it.
 #[derive(Clone)]
-pub struct SimDisk(Arc<Mutex<State>>);
+pub struct SimDisk(Arc<Mutex<DiskState>>);
 
 impl SimDisk {
     /// An empty disk.
     pub fn new(seed: u64) -> SimDisk {
-        SimDisk(Arc::new(Mutex::new(State {
+        SimDisk(Arc::new(Mutex::new(DiskState {
             bytes: Forgetful::default(),
             stray: None,
             strayed: false,
@@ -90,7 +90,7 @@ impl SimDisk {
         })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().expect("no test thread panics while it holds the disk")
     }
 
@@ -199,7 +199,7 @@ impl SimDisk {
     }
 }
 
-impl State {
+impl DiskState {
     /// Counts an I/O; false if the disk is cut off.
     fn admit(&mut self) -> bool {
         self.ios += 1;

@@ -220,7 +220,7 @@ fn a_request_without_an_operation_is_executed_each_time() {
 }
 
 #[test]
-fn an_absence_is_sealed_anew_where_there_is_no_data_also_over_a_snapshots() {
+fn an_absence_is_resealed_where_there_is_no_data_also_over_a_snapshots() {
     let disk = disk(sealed());
     let mut store = open(&disk);
     format(&mut store);

@@ -233,9 +233,9 @@ impl Backend for Slow {
 
 /// Outlives the making of the store.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<Slow>>);
+struct SharedBackend(Arc<Mutex<Slow>>);
 
-impl Backend for Shared {
+impl Backend for SharedBackend {
     fn set_waker(&mut self, _waker: Waker) {}
     fn grow(&mut self, bytes: u64) -> std::io::Result<()> {
         self.0.lock().unwrap().grow(bytes)
@@ -255,7 +255,7 @@ fn no_superblock_tells_the_new_size_before_a_sync_of_the_longer_medium() {
     for start in 0..BLOCKS {
         let events = Arc::new(Mutex::new(Vec::new()));
         let slow = Slow { medium: MemoryBackend::default(), events: events.clone(), syncs: Vec::new() };
-        let backend = Shared(Arc::new(Mutex::new(slow)));
+        let backend = SharedBackend(Arc::new(Mutex::new(slow)));
         let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
         let options = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
         let options = CreateOptions { segment_bytes: 64 << 10, ..options };

@@ -57,7 +57,7 @@ fn scrub(store: &mut Store) {
 }
 
 #[test]
-fn scrubbing_names_rotten_blocks_and_forgets_those_written_anew() {
+fn scrubbing_names_rotten_blocks_and_forgets_rewritten_ones() {
     let (disk, mut store) = used();
     scrub(&mut store);
     let stats = store.stats();

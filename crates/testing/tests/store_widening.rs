@@ -74,7 +74,7 @@ fn some_requests(store: &mut Store, random: &mut Random, model: &mut [u8]) {
     for _ in 0..1 + random.below(12) {
         let lba = random.below(SMALL);
         let count = 1 + random.below(6).min(SMALL - lba - 1);
-        // Mostly discards: their neighbours are holes then.
+        // Mostly discards: the blocks next to them are then holes.
         let mark = if random.below(3) == 0 { 1 + random.below(255) as u8 } else { 0 };
         model[lba as usize..(lba + count) as usize].fill(mark);
         ops.push(if mark > 0 { write(lba, count, mark) } else { Op::Discard { lba: Lba(lba), count } });

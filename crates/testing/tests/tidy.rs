@@ -98,7 +98,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is two levels up")
 }
 
-/// The dependency graph by package name: normal dependencies of the rooms, and whatever Cargo.lock says of other packages,
+/// The dependency graph by package name: normal dependencies of the workspace's crates, and what Cargo.lock says of other packages,
 /// which includes their build dependencies and those of other platforms.
 struct Graph {
     direct: BTreeMap<String, BTreeSet<String>>,

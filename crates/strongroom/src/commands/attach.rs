@@ -453,7 +453,7 @@ impl Attached {
         Ended::Detached(losses(&device).or_else(|| Some(crate::in_words(&finished.err()?))))
     }
 
-    /// Undoes the attachment whatever still uses it, after the device was given up.
+    /// Undoes the attachment even if it is still in use, after the device was given up.
     fn detach_by_force(self) -> Option<String> {
         let Attached { front_end, device, .. } = self;
         front_end.end_by_force();

@@ -19,7 +19,7 @@ use crate::units::{parse_size, show_size, show_time};
 /// `volume snapshot`.
 #[derive(Subcommand)]
 pub(crate) enum SnapshotCommand {
-    /// Keep a volume as it is now, under a name. Takes a moment, whatever its size.
+    /// Keep a volume as it is now, under a name. Takes a moment for a volume of any size.
     #[command(after_help = "Example: strongroom volume snapshot create vault@monday\n\n\
         Initiators that may use the volume can attach it, read-only: strongroom attach strongroom://HOST/vault@monday. A \
         mounted file system is as after a power cut in it, unless it is frozen first (fsfreeze).")]
@@ -124,8 +124,8 @@ pub(crate) struct AccessArgs {
     /// Nobody may write to it.
     #[arg(long)]
     read_only: bool,
-    /// Sealed volumes: initiators may choose (`--previous-versions`) to read an older version of a block that does not open. Whoever
-    /// can damage blocks on the way or in the store then has a say in which version is read.
+    /// Sealed volumes: initiators may choose (`--previous-versions`) to read an older version of a block that does not open. An attacker
+    /// who can damage blocks on the wire or in the store can then influence which version is read.
     #[arg(long)]
     previous_versions: bool,
     /// If the log is so damaged that the volume does not open, open it read-only, so that what is left can be copied. Blocks may then be
@@ -267,7 +267,7 @@ pub(crate) fn access(args: AccessArgs) -> Result<()> {
     Ok(())
 }
 
-/// Deletes a volume, whoever has its blocks.
+/// Deletes a volume: a clone, whose blocks are in its parent's store, or a volume with a store of its own.
 pub(crate) fn delete(target: &RootArgs, catalogue: &Catalogue, name: &str) -> Result<()> {
     let is_clone = catalogue.show(name).is_ok_and(|status| is_clone(&status.volume));
     if is_clone {

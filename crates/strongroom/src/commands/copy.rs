@@ -34,9 +34,9 @@ const PREVIOUS_NAMED_MAX: usize = 20;
     strongroom copy disk.img strongroom://far/vault --key-file ~/vault.key --resume disk.note")]
 pub(crate) struct CopyArgs {
     /// A file, a block device of this machine, or a volume's URL.
-    source: Place,
+    source: CopyOperand,
     /// The same; a file is made, a volume must be there and be large enough.
-    destination: Place,
+    destination: CopyOperand,
     /// Print the SHA-256 of the contents too.
     #[arg(long)]
     sha256: bool,
@@ -75,30 +75,33 @@ pub(crate) struct CopyArgs {
 
 /// One end of a copy, as a person writes it.
 #[derive(Clone)]
-enum Place {
+enum CopyOperand {
     File(PathBuf),
     Volume(VolumeUrl),
 }
 
-impl FromStr for Place {
+impl FromStr for CopyOperand {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Place, String> {
+    fn from_str(text: &str) -> Result<CopyOperand, String> {
         // A file's name may contain "://" only with a path in front.
         if text.contains("://") && !text.starts_with(['/', '.']) {
-            return text.parse().map(Place::Volume).map_err(|error: strongroom_initiator::UrlError| error.to_string());
+            return text
+                .parse()
+                .map(CopyOperand::Volume)
+                .map_err(|error: strongroom_initiator::UrlError| error.to_string());
         }
-        Ok(Place::File(PathBuf::from(text)))
+        Ok(CopyOperand::File(PathBuf::from(text)))
     }
 }
 
-impl Place {
+impl CopyOperand {
     /// A name that tells it from any other; a source file's also from what it was before it changed.
     fn in_words(&self, device: Option<&RemoteDevice>, is_source: bool) -> Result<String> {
         let (path, unit) = match (self, device) {
-            (Place::File(path), _) => (path, None),
-            (Place::Volume(url), None) => return Ok(format!("volume {}", url.place())),
-            (Place::Volume(url), Some(device)) => (&PathBuf::from(url.place()), Some(device.unit())),
+            (CopyOperand::File(path), _) => (path, None),
+            (CopyOperand::Volume(url), None) => return Ok(format!("volume {}", url.place())),
+            (CopyOperand::Volume(url), Some(device)) => (&PathBuf::from(url.place()), Some(device.unit())),
         };
         if let Some(unit) = unit {
             let id = unit.sealed.map_or_else(String::new, |sealed| format!(" {}", sealed.claims.volume_id));
@@ -116,7 +119,7 @@ impl Place {
 
 /// Runs the command.
 pub(crate) fn run(args: CopyArgs) -> Result<()> {
-    if let (Place::File(from), Place::File(to)) = (&args.source, &args.destination)
+    if let (CopyOperand::File(from), CopyOperand::File(to)) = (&args.source, &args.destination)
         && from == to
     {
         bail!("source and destination are the same file");
@@ -191,7 +194,8 @@ impl CopyArgs {
 
     /// With two volumes, one key may be right for one of them only: says how that is written.
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
-        let both_are_volumes = matches!((&self.source, &self.destination), (Place::Volume(_), Place::Volume(_)));
+        let both_are_volumes =
+            matches!((&self.source, &self.destination), (CopyOperand::Volume(_), CopyOperand::Volume(_)));
         if !both_are_volumes || self.access.key_file.is_none() {
             return error;
         }
@@ -202,10 +206,10 @@ impl CopyArgs {
     }
 }
 
-fn open(args: &CopyArgs, place: &Place, read_only: bool) -> Result<(Endpoint, Option<Arc<RemoteDevice>>)> {
+fn open(args: &CopyArgs, place: &CopyOperand, read_only: bool) -> Result<(Endpoint, Option<Arc<RemoteDevice>>)> {
     let url = match place {
-        Place::File(path) => return Ok((Endpoint::File(path.clone()), None)),
-        Place::Volume(url) => url,
+        CopyOperand::File(path) => return Ok((Endpoint::File(path.clone()), None)),
+        CopyOperand::Volume(url) => url,
     };
     let access = args.access_for(url, read_only);
     access.forget_if_asked(url)?;

@@ -34,8 +34,8 @@ const WHOLE: u64 = 1 << 16;
     strongroom volume erase vault --yes --root /srv/strongroom\n  \
     strongroom volume erase strongroom://storage/vault --crypto --yes --key-server keys\n\n\
     With a URL, for custody keyserver: a new key epoch begins, the keys of all before are destroyed, the target gives the space back \
-    (SANITIZE, CRYPTOGRAPHIC ERASE), and the volume is formatted under the new epoch. It needs the right 'administer'; what is destroyed \
-    needs no help of the target's. Refused while anybody is attached, unless --force names them.\n\n\
+    (SANITIZE, CRYPTOGRAPHIC ERASE), and the volume is formatted under the new epoch. It needs the right 'administer'; destroying \
+    them does not depend on the target. Refused while any initiator is attached, unless --force names them.\n\n\
     Everything that its store ever held is overwritten and given back, older versions and what was deleted included. No session \
     may use it meanwhile, and it may have neither snapshots nor clones. A plain volume reads as zeros afterwards; a sealed one \
     must be formatted again: strongroom volume format URL --yes. Once begun it cannot be stopped: interrupted, it goes on when \

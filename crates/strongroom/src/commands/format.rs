@@ -19,12 +19,12 @@ use strongroom_keyfiles::volume_records::{self, Domain, Others};
 /// A key file records the volume from then on, with a sealing domain that is drawn here: copies of the file are to be made afterwards.
 #[derive(Args)]
 #[command(after_help = "Example: strongroom volume format strongroom://storage/vault --key-file ~/vault.key --yes\n\n\
-    A volume that anybody uses, readers too, is not formatted: detach it there first. Nor is one that is formatted already, unless you say \
+    A volume that any initiator uses, readers too, is not formatted: detach it there first. Nor is one that is formatted already, unless you say \
     --reformat and have the key that opens it. Without that key: strongroom volume erase VOLUME, on the target's machine; or --force.")]
 pub(crate) struct FormatArgs {
     /// The volume.
     url: VolumeUrl,
-    /// Really format it; whatever it holds is gone.
+    /// Really format it; its contents are lost.
     #[arg(long)]
     yes: bool,
     /// The volume is formatted already: what is on it, and opens with this key, is to go.

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     let signal = loop {
         write_metrics(metrics_file.as_deref(), &server);
         if server.has_failed() {
-            bail!("the thread that stores what changes has ended; the log says why. Start the key server anew");
+            bail!("the thread that stores changes has ended; the log says why. Restart the key server");
         }
         match signals.wait(METRICS_EVERY) {
             Some(signal) if signal.is_hangup() => reload(&args.config, &server),

@@ -1,5 +1,5 @@
-//! A volume's store in the hands of a command that a running target may have open: the target is asked to close it, and whoever
-//! uses it is waited for.
+//! Opens a volume's store for a command. A running target may have it open: the target is asked to close it, and the command waits
+//! until the sessions that use it have ended.
 
 use std::time::{Duration, Instant};
 

@@ -386,7 +386,7 @@ fn print_volume_notes(report: &StatusReport) {
     for volume in report.volumes.iter().filter(|volume| !volume.bad_blocks.is_empty()) {
         let listed: Vec<String> = volume.bad_blocks.iter().take(20).map(u64::to_string).collect();
         println!(
-            "{}: scrubbing found {} bad blocks ({}{}); reads of them fail. Write them anew, or see: strongroom store check",
+            "{}: scrubbing found {} bad blocks ({}{}); reads of them fail. Rewrite them, or see: strongroom store check",
             volume.name,
             volume.bad_blocks.len(),
             listed.join(", "),

@@ -50,7 +50,7 @@ pub(crate) struct StoreArgs {
     json: bool,
 }
 
-/// The directory that has the store: whoever names the volume's means the store in it.
+/// The directory of the store. The volume's directory may be named instead: it means the store in it.
 fn store_dir(given: &str) -> Result<PathBuf, std::convert::Infallible> {
     let dir = PathBuf::from(given);
     let inside = dir.join("store");
@@ -175,8 +175,8 @@ fn print_report(report: &CheckReport) {
         println!("all are as they were written");
     } else if report.unopenable.is_none() {
         println!(
-            "{} blocks cannot be read and {} older versions are damaged; reads of them fail with a medium error. Write \
-             those blocks anew from a backup; of a sealed volume an initiator can bring an older version back: strongroom \
+            "{} blocks cannot be read and {} older versions are damaged; reads of them fail with a medium error. Restore \
+             those blocks from a backup; of a sealed volume an initiator can bring an older version back: strongroom \
              volume recover. What only snapshots have stays damaged until they are deleted",
             report.bad_blocks.len(),
             report.bad_versions.len()

@@ -55,7 +55,7 @@ pub(crate) struct VerifyArgs {
 /// Where a verification that was stopped goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct State {
+struct VerificationState {
     version: u32,
     /// The volume's identity: a state is of no use for another one.
     volume: String,
@@ -73,8 +73,12 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let device = args.access.attach(options)?;
     let volume = device.unit().sealed.map(|sealed| sealed.claims.volume_id.to_string()).unwrap_or_default();
     let before = load(&args.state, &volume)?;
-    let mut state =
-        before.unwrap_or(State { version: STATE_VERSION, volume, next: args.from.unwrap_or(0), bad: Vec::new() });
+    let mut state = before.unwrap_or(VerificationState {
+        version: STATE_VERSION,
+        volume,
+        next: args.from.unwrap_or(0),
+        bad: Vec::new(),
+    });
     let earlier_bad = state.bad.clone();
     if state.next > device.unit().geometry.blocks {
         bail!("block {} is past the end of the volume; begin at a smaller one", state.next);
@@ -129,7 +133,7 @@ fn print_result(bad: &[u64], progress: VerifyProgress) {
 }
 
 /// The end of the command: an error if the verification was stopped, or blocks do not open.
-fn judge(args: &VerifyArgs, state: &State, blocks: u64) -> Result<()> {
+fn judge(args: &VerifyArgs, state: &VerificationState, blocks: u64) -> Result<()> {
     if state.next != blocks {
         let how = args.state.how_to_go_on(format!("to go on from there: --from {}", state.next));
         bail!("stopped before block {} of {blocks}; {how}", state.next);
@@ -155,16 +159,17 @@ fn ranges(blocks: &[u64]) -> Vec<(u64, u64)> {
     ranges
 }
 
-fn load(file: &StateArgs, volume: &str) -> Result<Option<State>> {
+fn load(file: &StateArgs, volume: &str) -> Result<Option<VerificationState>> {
     let Some(text) = file.read()? else { return Ok(None) };
-    let state: State = serde_json::from_slice(&text).map_err(|_| file.refused("is no state of a verification"))?;
+    let state: VerificationState =
+        serde_json::from_slice(&text).map_err(|_| file.refused("is no state of a verification"))?;
     if state.version != STATE_VERSION || state.volume != volume {
         return Err(file.refused("is of another volume or version"));
     }
     Ok(Some(state))
 }
 
-fn save(file: &StateArgs, state: &State) -> Result<()> {
+fn save(file: &StateArgs, state: &VerificationState) -> Result<()> {
     file.replace(&serde_json::to_vec(state)?)
 }
 
@@ -203,7 +208,7 @@ mod tests {
         let path = dir.path().join("state");
         let file = StateArgs::at(&path);
         assert_eq!(load(&file, "a").unwrap(), None, "none yet");
-        let state = State { version: STATE_VERSION, volume: "a".into(), next: 7, bad: vec![3] };
+        let state = VerificationState { version: STATE_VERSION, volume: "a".into(), next: 7, bad: vec![3] };
         save(&file, &state).unwrap();
         assert_eq!(load(&file, "a").unwrap(), Some(state));
         assert!(load(&file, "b").unwrap_err().to_string().contains("another volume"));

@@ -84,7 +84,7 @@ pub(super) fn play(stage: &Stage, report: &mut Report, cast: &Cast) -> Result<()
     let shown = keys.key(stage, owner, &["show", LEDGER])?;
     report.check(
         shown.contains("epoch 1 destroyed"),
-        "everything is sealed anew; epoch 1 is destroyed, and with it every older copy of the volume",
+        "everything is resealed; epoch 1 is destroyed, and with it every older copy of the volume",
     )?;
     run(owner, &copy_out)?;
     report.check(
@@ -100,7 +100,7 @@ fn start(stage: &Stage, owner: &Initiator) -> Result<Keys> {
     let server_key = new_identity(stage, &identity)?;
     stage.run(stage.strongroom(&["key", "new", "--for", "master", "--out", utf8(&master)?]))?;
     let address = format!("127.0.0.1:{}", free_port()?);
-    // A short lease: whoever cannot reach the key server is cut off after it, and a reseal need not wait for him longer.
+    // A short lease: an initiator that cannot reach the key server is cut off when it ends, and a reseal waits no longer for it.
     let text = format!(
         "directory = {:?}\nlisten = [{address:?}]\nnode_key = {:?}\nmaster_key = {:?}\nlease_s = 2\nlease_margin_s = 0\n\n\
          [[identity]]\nname = \"owner\"\nkey = {:?}\nroles = [\"creator\"]\n",

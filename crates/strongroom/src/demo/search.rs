@@ -1,6 +1,6 @@
 //! Searches files and the memory of processes for canaries: short byte strings that must, or must not, be there.
 //!
-//! One pass whatever the number of canaries. Absent: what the canaries are and what finding one means.
+//! One pass for any number of canaries. Absent: what the canaries are and what finding one means.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};

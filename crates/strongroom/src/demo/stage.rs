@@ -240,7 +240,7 @@ impl Drop for Background {
     }
 }
 
-/// A mount point that must be free again. Dropped, whatever is still mounted there goes, lazily if it must.
+/// A mount point that must be free again. Dropping it unmounts what is still mounted there, lazily if necessary.
 pub(super) struct MountGuard(pub(super) PathBuf);
 
 impl Drop for MountGuard {

@@ -55,7 +55,7 @@ fn a_key_server_is_administered_by_commands() {
     assert!(fs::read_to_string(site.path("keys.prom")).unwrap().contains("strongroom_keyserver_requests_total"));
 }
 
-/// Whatever a command has acknowledged is there after a kill in the middle of the next ones.
+/// Every change that was acknowledged is there after a kill in the middle of the next ones.
 #[test]
 fn nothing_acknowledged_is_lost_when_the_server_is_killed() {
     let site = KeySite::new();

@@ -18,34 +18,34 @@ use crate::stage::{Said, Server, World, eventually, has, noise, on_a_terminal, s
 const SIZE: &str = "8MiB";
 
 /// A target, a key server, and people who are known to both.
-struct Place {
+struct CustodySite {
     world: World,
-    site: KeySite,
+    key_site: KeySite,
 }
 
-impl Place {
+impl CustodySite {
     /// With one volume, whose keys alice may use and the admin administers.
-    fn new(volume: &str) -> (Place, Server, KeyProcess) {
-        Place::with(volume, "")
+    fn new(volume: &str) -> (CustodySite, Server, KeyProcess) {
+        CustodySite::with(volume, "")
     }
 
-    fn with(volume: &str, settings: &str) -> (Place, Server, KeyProcess) {
-        Place::of_suite(volume, settings, "aes-256-gcm")
+    fn with(volume: &str, settings: &str) -> (CustodySite, Server, KeyProcess) {
+        CustodySite::of_suite(volume, settings, "aes-256-gcm")
     }
 
-    fn of_suite(volume: &str, settings: &str, suite: &str) -> (Place, Server, KeyProcess) {
-        let place = Place { world: World::new(), site: KeySite::new() };
-        place.site.configure_with(settings, "");
+    fn of_suite(volume: &str, settings: &str, suite: &str) -> (CustodySite, Server, KeyProcess) {
+        let site = CustodySite { world: World::new(), key_site: KeySite::new() };
+        site.key_site.configure_with(settings, "");
         let peers = ["alice", "bob", "admin"].map(|name| {
-            let key = place.site.public_key(name);
+            let key = site.key_site.public_key(name);
             format!("[[peer]]\nname = \"{name}\"\nkey = \"{key}\"\ninitiators = [\"iqn.2026-11.test:{name}\"]\nvolumes = [\"*\"]\n")
         });
-        place.world.write_config(&peers.join("\n"));
-        let keys = place.site.start();
-        let target = place.create(volume, suite);
-        place.grant("alice", volume, "open,seal");
-        place.run("alice", &["volume", "format", &place.world.url(volume), "--yes"]).ok();
-        (place, target, keys)
+        site.world.write_config(&peers.join("\n"));
+        let keys = site.key_site.start();
+        let target = site.create(volume, suite);
+        site.grant("alice", volume, "open,seal");
+        site.run("alice", &["volume", "format", &site.world.url(volume), "--yes"]).ok();
+        (site, target, keys)
     }
 
     /// Makes a volume and its keys, and starts the target.
@@ -56,12 +56,12 @@ impl Place {
             words.next().unwrap_or_else(|| panic!("no {name} in {said}")).to_owned()
         };
         let (domain, id) = (named("--domain"), named("--id"));
-        self.site.key("admin", &["create", volume, "--domain", &domain, "--id", &id]).ok();
+        self.key_site.key("admin", &["create", volume, "--domain", &domain, "--id", &id]).ok();
         self.world.serve()
     }
 
     fn grant(&self, name: &str, volume: &str, rights: &str) {
-        self.site.key("admin", &["grant", volume, &self.site.public_key(name), "--rights", rights]).ok();
+        self.key_site.key("admin", &["grant", volume, &self.key_site.public_key(name), "--rights", rights]).ok();
     }
 
     fn command(&self, name: &str, arguments: &[&str]) -> Command {
@@ -72,11 +72,11 @@ impl Place {
     fn command_within(&self, patience: &str, name: &str, arguments: &[&str]) -> Command {
         let mut command = strongroom(arguments);
         command
-            .args(["--identity", &self.site.text(&format!("{name}.identity"))])
+            .args(["--identity", &self.key_site.text(&format!("{name}.identity"))])
             .args(["--initiator-name", &format!("iqn.2026-11.test:{name}")])
             .args(["--target-key", &self.world.public_key("target")])
-            .args(["--key-server", &format!("127.0.0.1:{}", self.site.port)])
-            .args(["--key-server-key", &self.site.public_key("server")])
+            .args(["--key-server", &format!("127.0.0.1:{}", self.key_site.port)])
+            .args(["--key-server-key", &self.key_site.public_key("server")])
             .args(["--connect-timeout", patience])
             .env("XDG_CONFIG_HOME", self.world.path(&format!("config-{name}")));
         command
@@ -90,10 +90,10 @@ impl Place {
         Access {
             url: self.world.url(volume),
             name: name.to_owned(),
-            identity: self.site.text(&format!("{name}.identity")),
+            identity: self.key_site.text(&format!("{name}.identity")),
             target_key: self.world.public_key("target"),
-            server: format!("127.0.0.1:{}", self.site.port),
-            server_key: self.site.public_key("server"),
+            server: format!("127.0.0.1:{}", self.key_site.port),
+            server_key: self.key_site.public_key("server"),
         }
     }
 
@@ -106,11 +106,11 @@ impl Place {
 /// Who has which right, and what he can do with it. The right to administer opens nothing.
 #[test]
 fn each_right_lets_do_what_it_says_and_nothing_else() {
-    let (place, target, keys) = Place::new("vault");
-    let url = place.world.url("vault");
-    let (file, out) = (place.world.text("in"), place.world.text("out"));
+    let (site, target, keys) = CustodySite::new("vault");
+    let url = site.world.url("vault");
+    let (file, out) = (site.world.text("in"), site.world.text("out"));
     fs::write(&file, noise(1, 8 << 20)).unwrap();
-    place.run("alice", &["copy", &file, &url, "--quiet"]).ok();
+    site.run("alice", &["copy", &file, &url, "--quiet"]).ok();
     for (rights, reads, writes, rotates) in [
         (None, false, false, false),
         (Some("open"), true, false, false),
@@ -119,27 +119,26 @@ fn each_right_lets_do_what_it_says_and_nothing_else() {
         (Some("open,seal,administer"), true, true, true),
     ] {
         if let Some(rights) = rights {
-            place.grant("bob", "vault", rights);
+            site.grant("bob", "vault", rights);
         }
-        let read = place.run("bob", &["copy", &url, &out, "--overwrite", "--quiet"]);
+        let read = site.run("bob", &["copy", &url, &out, "--overwrite", "--quiet"]);
         assert_eq!(read.success, reads, "{rights:?} reads: {}", read.stderr);
         if reads {
             assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap());
         } else {
             read.failed(&["key server", "strongroom key grant"]);
         }
-        let write = place.run("bob", &["copy", &file, &url, "--quiet"]);
+        let write = site.run("bob", &["copy", &file, &url, "--quiet"]);
         assert_eq!(write.success, writes, "{rights:?} writes: {}", write.stderr);
-        let rotate = place.site.key("bob", &["rotate", "vault"]);
+        let rotate = site.key_site.key("bob", &["rotate", "vault"]);
         assert_eq!(rotate.success, rotates, "{rights:?} rotates: {}", rotate.stderr);
     }
     // Taken back: nothing opens any more, neither what is written since nor, by this server's help, what was before.
-    place.site.key("admin", &["revoke", "vault", &place.site.public_key("bob")]).ok();
-    place.run("bob", &["copy", &url, &out, "--overwrite", "--quiet"]).failed(&["key server"]);
-    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    site.key_site.key("admin", &["revoke", "vault", &site.key_site.public_key("bob")]).ok();
+    site.run("bob", &["copy", &url, &out, "--overwrite", "--quiet"]).failed(&["key server"]);
+    site.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
     // The target says whose keys they are; a name of the key server's holds it to that.
-    place
-        .run("alice", &["copy", &url, &out, "--overwrite", "--quiet", "--key-name", "other"])
+    site.run("alice", &["copy", &url, &out, "--overwrite", "--quiet", "--key-name", "other"])
         .failed(&["--key-name vault"]);
     keys.stop();
     target.stop();
@@ -147,83 +146,83 @@ fn each_right_lets_do_what_it_says_and_nothing_else() {
 
 #[test]
 fn every_scheme_works_and_a_lost_server_is_named() {
-    let (place, target, keys) = Place::new("vault");
-    let url = place.world.url("vault");
-    let (file, out) = (place.world.text("in"), place.world.text("out"));
+    let (site, target, keys) = CustodySite::new("vault");
+    let url = site.world.url("vault");
+    let (file, out) = (site.world.text("in"), site.world.text("out"));
     for (seed, scheme) in (2..).zip(["S1-1", "S1-2", "S2-1", "S2-3", "S2-5"]) {
         fs::write(&file, noise(seed, 8 << 20)).unwrap();
-        place.run("alice", &["copy", &file, &url, "--quiet", "--scheme", scheme]).ok();
-        place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet", "--scheme", scheme]).ok();
+        site.run("alice", &["copy", &file, &url, "--quiet", "--scheme", scheme]).ok();
+        site.run("alice", &["copy", &url, &out, "--overwrite", "--quiet", "--scheme", scheme]).ok();
         assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap(), "{scheme}");
     }
-    let known = fs::read_to_string(place.world.path("config-alice/strongroom/known_volumes")).unwrap();
+    let known = fs::read_to_string(site.world.path("config-alice/strongroom/known_volumes")).unwrap();
     assert!(known.contains("custody keyserver suite aes-256-gcm epoch 1"), "{known}");
     keys.stop();
-    place.run("alice", &["copy", &url, &out, "--overwrite"]).failed(&["no key server can be reached"]);
-    place.run("alice", &["volume", "verify", &url]).failed(&["no key server can be reached"]);
+    site.run("alice", &["copy", &url, &out, "--overwrite"]).failed(&["no key server can be reached"]);
+    site.run("alice", &["volume", "verify", &url]).failed(&["no key server can be reached"]);
     target.stop();
 }
 
 /// The old epoch's blocks are gone for good: from the volume, and from a copy of it that was made before.
 #[test]
 fn reseal_ends_an_epoch_and_erase_ends_them_all() {
-    let (place, target, keys) = Place::with("vault", "lease_s = 2");
-    let url = place.world.url("vault");
-    let (file, out, state) = (place.world.text("in"), place.world.text("out"), place.world.text("state"));
+    let (site, target, keys) = CustodySite::with("vault", "lease_s = 2");
+    let url = site.world.url("vault");
+    let (file, out, state) = (site.world.text("in"), site.world.text("out"), site.world.text("state"));
     fs::write(&file, noise(3, 8 << 20)).unwrap();
-    place.run("alice", &["copy", &file, &url, "--quiet"]).ok();
+    site.run("alice", &["copy", &file, &url, "--quiet"]).ok();
     let reseal =
-        |more: &[&str]| place.run("admin", &[&["volume", "reseal", &url, "--state", &state][..], more].concat());
-    place.grant("admin", "vault", "open,seal,administer");
+        |more: &[&str]| site.run("admin", &[&["volume", "reseal", &url, "--state", &state][..], more].concat());
+    site.grant("admin", "vault", "open,seal,administer");
     reseal(&[]).ok().contains("nothing to do").then_some(()).unwrap();
     target.stop();
-    let copied = Command::new("cp").args(["-r", &place.world.text("volumes"), &place.world.text("old")]).status();
+    let copied = Command::new("cp").args(["-r", &site.world.text("volumes"), &site.world.text("old")]).status();
     assert!(copied.unwrap().success());
-    let target = place.world.serve();
-    place.site.key("admin", &["rotate", "vault"]).ok();
+    let target = site.world.serve();
+    site.key_site.key("admin", &["rotate", "vault"]).ok();
     let said = reseal(&[]).ok();
     assert!(said.contains("2048 blocks") && said.contains("epochs 1;"), "{said}");
-    assert!(place.site.key("admin", &["show", "vault"]).ok().contains("epoch 1 destroyed"));
-    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    assert!(site.key_site.key("admin", &["show", "vault"]).ok().contains("epoch 1 destroyed"));
+    site.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
     assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap());
     // A snapshot keeps its blocks, so its epoch is kept unless that is forced.
-    let root = place.world.text("volumes");
+    let root = site.world.text("volumes");
     crate::stage::run(&["volume", "snapshot", "create", "vault@then", "--root", &root]).ok();
-    place.site.key("admin", &["rotate", "vault"]).ok();
+    site.key_site.key("admin", &["rotate", "vault"]).ok();
     reseal(&[]).failed(&["snapshots or clones", "--force"]);
     reseal(&["--force"]).ok();
-    place.run("alice", &["copy", &place.world.url("vault@then"), &out, "--overwrite"]).failed(&["no key for epoch 2"]);
-    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    site.run("alice", &["copy", &site.world.url("vault@then"), &out, "--overwrite"]).failed(&["no key for epoch 2"]);
+    site.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
     target.stop();
     // Who kept the old disk, and has all rights today, has nothing.
-    let volumes = place.world.path("volumes");
-    fs::rename(&volumes, place.world.path("new")).unwrap();
-    fs::rename(place.world.path("old"), &volumes).unwrap();
-    let target = place.world.serve();
-    place.run("alice", &["copy", &url, &out, "--overwrite"]).failed(&["no key for epoch 1"]);
+    let volumes = site.world.path("volumes");
+    fs::rename(&volumes, site.world.path("new")).unwrap();
+    fs::rename(site.world.path("old"), &volumes).unwrap();
+    let target = site.world.serve();
+    site.run("alice", &["copy", &url, &out, "--overwrite"]).failed(&["no key for epoch 1"]);
     target.stop();
     fs::remove_dir_all(&volumes).unwrap();
-    fs::rename(place.world.path("new"), &volumes).unwrap();
+    fs::rename(site.world.path("new"), &volumes).unwrap();
     crate::stage::run(&["volume", "snapshot", "delete", "vault@then", "--root", &root]).ok();
-    let target = place.world.serve();
-    place.run("admin", &["volume", "erase", &url, "--yes"]).failed(&["--crypto"]);
-    place.run("admin", &["volume", "erase", &url, "--crypto"]).failed(&["--yes"]);
-    place.run("alice", &["volume", "erase", &url, "--crypto", "--yes"]).failed(&["key server"]);
+    let target = site.world.serve();
+    site.run("admin", &["volume", "erase", &url, "--yes"]).failed(&["--crypto"]);
+    site.run("admin", &["volume", "erase", &url, "--crypto"]).failed(&["--yes"]);
+    site.run("alice", &["volume", "erase", &url, "--crypto", "--yes"]).failed(&["key server"]);
     if crate::stage::can_mount() {
-        // Somebody uses it: the keys stay, whoever asks.
-        let to = place.world.text("attached");
-        place.run("alice", &["attach", &url, "--to", &to]).ok();
+        // It is in use: the keys are not destroyed, no matter who asks.
+        let to = site.world.text("attached");
+        site.run("alice", &["attach", &url, "--to", &to]).ok();
         let contents = fs::read(format!("{to}/vault")).unwrap();
         let erase = ["volume", "erase", &url, "--crypto", "--yes"];
-        place.run("admin", &erase).failed(&["in use by", "alice", "attach, as a file in"]);
-        place.run("admin", &[&erase[..], &["--force"]].concat()).failed(&["--confirm"]);
-        place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+        site.run("admin", &erase).failed(&["in use by", "alice", "attach, as a file in"]);
+        site.run("admin", &[&erase[..], &["--force"]].concat()).failed(&["--confirm"]);
+        site.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
         assert!(fs::read(&out).unwrap() == contents && contents.starts_with(&noise(3, 8 << 20)));
         crate::stage::run(&["detach", &to]).ok();
     }
-    let said = place.run("admin", &["volume", "erase", &url, "--crypto", "--yes"]).ok();
+    let said = site.run("admin", &["volume", "erase", &url, "--crypto", "--yes"]).ok();
     assert!(said.contains("formatted again") && !said.contains("keeps"), "its target has given the space back: {said}");
-    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    site.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
     assert!(fs::read(&out).unwrap().iter().all(|byte| *byte == 0));
     keys.stop();
     target.stop();
@@ -232,19 +231,19 @@ fn reseal_ends_an_epoch_and_erase_ends_them_all() {
 /// A stolen target does not answer, and its keys go all the same. If it comes back, what the command said is what helps.
 #[test]
 fn a_forced_erase_without_its_target_says_what_to_do_when_it_is_back() {
-    let (place, target, keys) = Place::with("vault", "lease_s = 2");
-    let (url, file, out) = (place.world.url("vault"), place.world.text("in"), place.world.text("out"));
+    let (site, target, keys) = CustodySite::with("vault", "lease_s = 2");
+    let (url, file, out) = (site.world.url("vault"), site.world.text("in"), site.world.text("out"));
     fs::write(&file, noise(5, 1 << 20)).unwrap();
-    place.run("alice", &["copy", &file, &url, "--allow-smaller", "--quiet"]).ok();
-    place.grant("admin", "vault", "open,seal,administer");
+    site.run("alice", &["copy", &file, &url, "--allow-smaller", "--quiet"]).ok();
+    site.grant("admin", "vault", "open,seal,administer");
     target.stop();
     let erase = |more: &[&str]| {
-        place.command_within("3s", "admin", &[&["volume", "erase", &url, "--crypto", "--yes"], more].concat())
+        site.command_within("3s", "admin", &[&["volume", "erase", &url, "--crypto", "--yes"], more].concat())
     };
-    let shown = || place.site.key("admin", &["show", "vault"]).ok();
-    place.world.finish(erase(&[])).failed(&["a target that is away cannot be asked: --force"]);
-    place.world.finish(erase(&["--force"])).failed(&["no terminal", "--confirm vault"]);
-    place.world.finish(erase(&["--force", "--confirm", "volt"])).failed(&["nothing was changed", "--confirm vault"]);
+    let shown = || site.key_site.key("admin", &["show", "vault"]).ok();
+    site.world.finish(erase(&[])).failed(&["a target that is away cannot be asked: --force"]);
+    site.world.finish(erase(&["--force"])).failed(&["no terminal", "--confirm vault"]);
+    site.world.finish(erase(&["--force", "--confirm", "volt"])).failed(&["nothing was changed", "--confirm vault"]);
     let said = if has("script") {
         let said = on_a_terminal(&erase(&["--force"]), "volt\n");
         assert!(!said.success && said.stdout.contains("nothing was changed"), "{}", said.stdout);
@@ -253,20 +252,20 @@ fn a_forced_erase_without_its_target_says_what_to_do_when_it_is_back() {
         assert!(!said.success && said.stdout.contains("nobody is known to use vault"), "{}", said.stdout);
         said.stdout
     } else {
-        place.world.finish(erase(&["--force", "--confirm", "vault"])).failed(&[])
+        site.world.finish(erase(&["--force", "--confirm", "vault"])).failed(&[])
     };
     assert!(said.contains("the keys of 'vault' are destroyed"), "{said}");
     assert!(shown().contains("epoch 1 destroyed"), "{}", shown());
     let advice = said.lines().find_map(|line| line.split_once("under the new ones: strongroom ")).expect(&said).1;
     // The reason follows on the same line.
     let advice = advice.split(": ").next().unwrap();
-    let target = place.world.serve();
+    let target = site.world.serve();
     let words: Vec<&str> = advice.split_whitespace().collect();
-    place.run("admin", &words).ok();
-    place.run("alice", &["copy", &url, &out, "--quiet"]).ok();
+    site.run("admin", &words).ok();
+    site.run("alice", &["copy", &url, &out, "--quiet"]).ok();
     assert!(fs::read(&out).unwrap().iter().all(|byte| *byte == 0));
-    place.run("alice", &["copy", &file, &url, "--allow-smaller", "--quiet"]).ok();
-    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    site.run("alice", &["copy", &file, &url, "--allow-smaller", "--quiet"]).ok();
+    site.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
     assert!(fs::read(&out).unwrap().starts_with(&noise(5, 1 << 20)), "the volume can be used again");
     keys.stop();
     target.stop();
@@ -274,17 +273,17 @@ fn a_forced_erase_without_its_target_says_what_to_do_when_it_is_back() {
 
 #[test]
 fn a_backup_that_is_restored_elsewhere_opens_the_volume() {
-    let (place, target, keys) = Place::new("vault");
-    let url = place.world.url("vault");
-    let (file, out, backup) = (place.world.text("in"), place.world.text("out"), place.site.text("backup"));
+    let (site, target, keys) = CustodySite::new("vault");
+    let url = site.world.url("vault");
+    let (file, out, backup) = (site.world.text("in"), site.world.text("out"), site.key_site.text("backup"));
     fs::write(&file, noise(4, 8 << 20)).unwrap();
-    place.run("alice", &["copy", &file, &url, "--quiet"]).ok();
-    place.site.key("admin", &["backup", &backup]).ok();
+    site.run("alice", &["copy", &file, &url, "--quiet"]).ok();
+    site.key_site.key("admin", &["backup", &backup]).ok();
     keys.stop();
-    fs::remove_dir_all(place.site.path("keys")).unwrap();
-    crate::stage::run(&["keyserver", "--config", &place.site.text("keyserver.toml"), "--restore", &backup]).ok();
-    let keys = place.site.start();
-    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    fs::remove_dir_all(site.key_site.path("keys")).unwrap();
+    crate::stage::run(&["keyserver", "--config", &site.key_site.text("keyserver.toml"), "--restore", &backup]).ok();
+    let keys = site.key_site.start();
+    site.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
     assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap());
     keys.stop();
     target.stop();
@@ -292,16 +291,16 @@ fn a_backup_that_is_restored_elsewhere_opens_the_volume() {
 
 /// A process that is started again whenever it was killed.
 struct Resealer<'a> {
-    place: &'a Place,
+    site: &'a CustodySite,
     child: Option<Child>,
 }
 
 impl Resealer<'_> {
     fn start(&mut self) {
-        let url = self.place.world.url("vault");
-        let arguments = ["volume", "reseal", &url, "--state", &self.place.world.text("state"), "--rate", "2MiB"];
-        let mut command = self.place.command("admin", &arguments);
-        let log = fs::File::options().create(true).append(true).open(self.place.world.path("reseal.log")).unwrap();
+        let url = self.site.world.url("vault");
+        let arguments = ["volume", "reseal", &url, "--state", &self.site.world.text("state"), "--rate", "2MiB"];
+        let mut command = self.site.command("admin", &arguments);
+        let log = fs::File::options().create(true).append(true).open(self.site.world.path("reseal.log")).unwrap();
         command.stdout(Stdio::null()).stderr(log);
         self.child = Some(command.spawn().unwrap());
     }
@@ -321,7 +320,7 @@ impl Drop for Resealer<'_> {
     }
 }
 
-/// Keys are rotated, everything is sealed anew, and the target, the key server, the one who reseals and one who writes are killed, in an
+/// Keys are rotated, everything is resealed, and the target, the key server, the resealing initiator and a writing one are killed, in an
 /// order that a seed chooses. What was written is read, always, and so is what a writer that was killed had made durable; in the end nothing
 /// is left under an older epoch.
 #[test]
@@ -330,15 +329,15 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
     if Writer::is_this_process() {
         return Writer::run();
     }
-    let (place, target, keys) = Place::with("vault", "lease_s = 3");
-    place.grant("admin", "vault", "open,seal,administer");
-    place.grant("bob", "vault", "open,seal");
+    let (site, target, keys) = CustodySite::with("vault", "lease_s = 3");
+    site.grant("admin", "vault", "open,seal,administer");
+    site.grant("bob", "vault", "open,seal");
     let (mut target, mut keys) = (Some(target), Some(keys));
-    let mut resealer = Resealer { place: &place, child: None };
-    let device = place.attach("alice", "vault");
+    let mut resealer = Resealer { site: &site, child: None };
+    let device = site.attach("alice", "vault");
     // A process of its own, behind those places.
     let test = "keyserver::custody::rotation_and_reseal_survive_the_death_of_everybody";
-    let mut writer = Writer::start(test, place.access("bob", "vault"), PLACES, place.world.path("writer.log"));
+    let mut writer = Writer::start(test, site.access("bob", "vault"), PLACES, site.world.path("writer.log"));
     let mut written = vec![0; PLACES as usize];
     let mut dice = noise(53, 4096).into_iter();
     let mut value = 0;
@@ -350,17 +349,17 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
             // While one is away, work goes on as far as it can.
             0 => {
                 target.take().unwrap().kill();
-                target = Some(place.world.serve());
+                target = Some(site.world.serve());
             }
             1 => {
                 drop(keys.take());
-                keys = Some(place.site.start());
+                keys = Some(site.key_site.start());
             }
             2 => {
                 resealer.kill();
                 resealer.start();
             }
-            3 if round > 2 => drop(place.site.key("admin", &["rotate", "vault"]).ok()),
+            3 if round > 2 => drop(site.key_site.key("admin", &["rotate", "vault"]).ok()),
             4 => {
                 writer.kill_once_it_has_flushed();
                 writer.check(&device);
@@ -385,18 +384,18 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
     assert!(happened[..5].iter().all(|times| *times > 1), "a seed that shows everything: {happened:?}");
     resealer.kill();
     writer.kill_once_it_has_flushed();
-    place.site.key("admin", &["rotate", "vault"]).ok();
-    let url = place.world.url("vault");
-    let said = place.run("admin", &["volume", "reseal", &url, "--state", &place.world.text("state")]).ok();
+    site.key_site.key("admin", &["rotate", "vault"]).ok();
+    let url = site.world.url("vault");
+    let said = site.run("admin", &["volume", "reseal", &url, "--state", &site.world.text("state")]).ok();
     assert!(said.contains("destroyed at the key server"), "{said}");
-    let shown = place.site.key("admin", &["show", "vault"]).ok();
+    let shown = site.key_site.key("admin", &["show", "vault"]).ok();
     assert_eq!(shown.matches(" id ").count(), 1, "one epoch is left: {shown}");
     for (lba, value) in (0..).zip(&written) {
         assert_eq!(count(&device, lba), *value, "block {lba} at the end");
     }
     writer.check(&device);
     device.detach().unwrap();
-    place.run("alice", &["volume", "verify", &url, "--quiet"]).ok();
+    site.run("alice", &["volume", "verify", &url, "--quiet"]).ok();
     keys.take().unwrap().stop();
     target.take().unwrap().stop();
 }
@@ -408,14 +407,14 @@ fn keys_and_plaintext_are_nowhere_but_in_the_initiator() {
         return Writer::run();
     }
     // Of this suite an initiator keeps the epoch's key as it is; of AES-256-GCM what the library makes of it.
-    let (place, target, keys) = Place::of_suite("vault", "", "chacha20-poly1305");
-    let secret = place.site.text("exported.key");
-    place.site.key("admin", &["export", "vault", "--out", &secret]).ok();
+    let (site, target, keys) = CustodySite::of_suite("vault", "", "chacha20-poly1305");
+    let secret = site.key_site.text("exported.key");
+    site.key_site.key("admin", &["export", "vault", "--out", &secret]).ok();
     let text = fs::read_to_string(&secret).unwrap();
     let digits = text.split_ascii_whitespace().rfind(|word| word.len() == 64).expect("64 hex digits");
     let raw: Vec<u8> = (0..32).map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap()).collect();
     let halves = [&digits.as_bytes()[..CANARY_BYTES], &digits.as_bytes()[CANARY_BYTES..]];
-    let device = place.attach("alice", "vault");
+    let device = site.attach("alice", "vault");
     let claims = device.unit().sealed.unwrap().claims;
     let context = SealContext::new(claims.domain, claims.block_size, claims.epoch).with_suite(Suite::ChaCha20Poly1305);
     let derived = seal_key_for_test(&VolumeKey::new(raw[..].try_into().unwrap()), &context);
@@ -423,8 +422,8 @@ fn keys_and_plaintext_are_nowhere_but_in_the_initiator() {
     let epoch_key = Canaries::new(vec![derived]);
     // One that does nothing but write, in a process that never saw the key file.
     let test = "keyserver::custody::keys_and_plaintext_are_nowhere_but_in_the_initiator";
-    place.grant("bob", "vault", "open,seal");
-    let mut writer = Writer::start(test, place.access("bob", "vault"), 600, place.world.path("writer.log"));
+    site.grant("bob", "vault", "open,seal");
+    let mut writer = Writer::start(test, site.access("bob", "vault"), 600, site.world.path("writer.log"));
     writer.until_it_has_flushed();
     let plain = noise(5, BLOCK);
     let plaintext = Canaries::new(vec![plain[64..64 + CANARY_BYTES].try_into().unwrap()]);
@@ -442,7 +441,7 @@ fn keys_and_plaintext_are_nowhere_but_in_the_initiator() {
         while !worker.is_finished() {
             for canaries in [&plaintext, &key] {
                 canaries.search_process(target.pid(), &mut in_target).unwrap();
-                canaries.search_files(&place.world.path("volumes"), &mut in_store).unwrap();
+                canaries.search_files(&site.world.path("volumes"), &mut in_store).unwrap();
             }
         }
     });
@@ -458,7 +457,7 @@ fn keys_and_plaintext_are_nowhere_but_in_the_initiator() {
     writer.kill_once_it_has_flushed();
     // The key server keeps keys wrapped at rest.
     let mut at_rest = Findings::default();
-    key.search_files(&place.site.path("keys"), &mut at_rest).unwrap();
+    key.search_files(&site.key_site.path("keys"), &mut at_rest).unwrap();
     assert!(at_rest.bytes > 0 && at_rest.found.is_empty());
     device.detach().unwrap();
     keys.stop();

@@ -1,4 +1,4 @@
-//! Proves that nothing is lost that anybody was told, when a primary is killed in the middle of it and its standby is promoted.
+//! Proves that no acknowledged change is lost when a primary is killed while it serves requests and its standby is promoted.
 
 use std::thread;
 

@@ -11,11 +11,11 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::Child;
 
-use crate::stage::{Place, Said, eventually, free_port, run, strongroom};
+use crate::stage::{Said, TestDirectory, eventually, free_port, run, strongroom};
 
 /// A directory with a key server's configuration, its master key, and the identities `server`, `standby`, `admin`, `alice` and `bob`.
 pub(crate) struct KeySite {
-    place: Place,
+    directory: TestDirectory,
     pub(crate) port: u16,
     pub(crate) standby_port: u16,
 }
@@ -27,23 +27,23 @@ pub(crate) struct KeyProcess {
 }
 
 impl Deref for KeySite {
-    type Target = Place;
+    type Target = TestDirectory;
 
-    fn deref(&self) -> &Place {
-        &self.place
+    fn deref(&self) -> &TestDirectory {
+        &self.directory
     }
 }
 
 impl KeySite {
     pub(crate) fn new() -> KeySite {
-        let place = Place::with_identities(&["server", "standby", "admin", "alice", "bob"]);
-        let site = KeySite { place, port: free_port(), standby_port: free_port() };
+        let directory = TestDirectory::with_identities(&["server", "standby", "admin", "alice", "bob"]);
+        let site = KeySite { directory, port: free_port(), standby_port: free_port() };
         run(&["key", "new", "--for", "master", "--out", &site.text("master.key")]).ok();
         site.configure("");
         site
     }
 
-    /// Writes the configuration, with more identities or whatever else comes last in it.
+    /// Writes the configuration; `more` is appended to it, such as more identities.
     pub(crate) fn configure(&self, more: &str) {
         self.configure_with("", more);
     }

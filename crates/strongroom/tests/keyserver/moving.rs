@@ -1,6 +1,6 @@
 //! Proves that `volume reseal --to` moves a volume from every custody to every other and between plain and sealed, in place: same name,
-//! identity, contents and holes; that a crash of anybody loses nothing and the same command ends it; that the old key opens nothing
-//! afterwards; and that neither a store, nor a target, nor whoever writes to the state file makes it believe what was not done.
+//! identity, contents and holes; that a crash of any process loses nothing and the same command finishes it; that the old key opens nothing
+//! afterwards; and that neither a store, nor a target, nor a forged state file makes it believe that something was done that was not.
 
 use std::fs;
 use std::path::Path;
@@ -262,7 +262,7 @@ fn nobody_writes_meanwhile_and_it_can_be_given_up() {
     site.reseal(&["--to", "keyfile"]).failed(&["which peer"]);
     site.prepare("keyfile", &[]);
     site.assert_contents(key);
-    // What takes its place is for who was named, and not for plain iSCSI, whatever the general rules say.
+    // The successor is for the named peer only, not for plain iSCSI, even where the general rules allow that.
     let next = site.world.plain_url("vault.resealed");
     site.alice(Key::None, &["copy", &next, &site.world.text("stolen"), "--quiet"]).failed(&[]);
     site.alice(key, &["copy", &image, &site.url(), "--quiet"]).failed(&["read-only"]);
@@ -278,7 +278,7 @@ fn nobody_writes_meanwhile_and_it_can_be_given_up() {
 }
 
 #[test]
-fn whoever_is_killed_the_same_command_ends_it() {
+fn after_a_kill_of_any_process_the_same_command_finishes() {
     let site = Site::new(&["one.key", "two.key"]);
     let mut server = site.filled("one.key");
     let (old, new, to) = (Key::File("one.key"), Key::File("two.key"), site.to_file("two.key"));
@@ -294,7 +294,7 @@ fn whoever_is_killed_the_same_command_ends_it() {
     let begun = filled(&server);
     server.kill();
     server = site.world.serve();
-    // Whoever was just attaching for the first time does not try again.
+    // A command that was attaching for the first time does not try again.
     eventually("it has called again, or ended", || filled(&server) > begun || mover.try_wait().unwrap().is_some());
     kill(mover);
     // To the end, and again as if it had been killed before it noticed: the state is what it had when all was read back.
@@ -335,7 +335,7 @@ fn attack_reseal_a_state_that_was_changed_is_refused() {
     let attempt = || site.world.finish(site.moving(old, &to, &[]));
     // That all of it was found right, when it was not.
     fs::write(&state, good_state.replace("null", "\"crc64:0 sha256:0\"")).unwrap();
-    attempt().failed(&["was not written by this node", "begin anew"]);
+    attempt().failed(&["was not written by this node", "start over"]);
     fs::write(&state, "{}").unwrap();
     attempt().failed(&["is no state of a move"]);
     fs::write(&state, &good_state).unwrap();
@@ -378,7 +378,7 @@ fn attack_reseal_a_store_that_lost_what_was_moved_or_brings_the_old_volume_back(
     site.world.finish(site.moving(old, &to, &[])).ok();
     site.assert_contents(new);
     server.stop();
-    // The old volume again under its name: neither key is used for it by whoever has seen the move.
+    // The old volume again under its name: a node that has seen the move uses neither key for it.
     copy_tree(&site.world.path("before"), &volume("vault"));
     let server = site.world.serve();
     site.read(new).failed(&["not the volume that was attached before", "sealing domain"]);

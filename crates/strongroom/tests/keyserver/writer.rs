@@ -50,7 +50,7 @@ impl Access {
         options.channel.target_keys = vec![self.target_key.parse().unwrap()];
         options.sealing.key_source = Some(Arc::new(KeyServerSource::new(client, None)));
         let mut device = None;
-        // Whoever is to answer may just be away.
+        // The target or the key server may just be down.
         eventually("it is attached", || {
             device = RemoteDevice::attach(options.clone()).ok();
             device.is_some()
@@ -123,7 +123,7 @@ impl Writer {
         writer
     }
 
-    /// Starts it anew, behind everything that one before may have written.
+    /// Restarts it; it goes on after everything that the previous one may have written.
     pub(crate) fn go_on(&mut self) {
         let Access { url, name, identity, target_key, server, server_key } = &self.access;
         let (first, from) = (self.first.to_string(), (self.flushed() + 2 * TOGETHER).to_string());

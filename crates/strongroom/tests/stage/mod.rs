@@ -22,11 +22,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const LOGIN_TIMEOUT: &str = "login_timeout_s = 60";
 
 /// A directory, and the identities in it.
-pub(crate) struct Place(TempDir);
+pub(crate) struct TestDirectory(TempDir);
 
-/// A place with an initiator called alice, and a target that knows her.
+/// A directory with an initiator called alice, and a target that knows her.
 pub(crate) struct World {
-    place: Place,
+    directory: TestDirectory,
     pub(crate) port: u16,
 }
 
@@ -137,14 +137,14 @@ pub(crate) fn has(program: &str) -> bool {
     has
 }
 
-impl Place {
+impl TestDirectory {
     /// With an identity of each of these names.
-    pub(crate) fn with_identities(names: &[&str]) -> Place {
-        let place = Place(TempDir::new().unwrap());
+    pub(crate) fn with_identities(names: &[&str]) -> TestDirectory {
+        let directory = TestDirectory(TempDir::new().unwrap());
         for name in names {
-            run(&["identity", "new", "--out", &place.text(&format!("{name}.identity"))]).ok();
+            run(&["identity", "new", "--out", &directory.text(&format!("{name}.identity"))]).ok();
         }
-        place
+        directory
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -162,17 +162,17 @@ impl Place {
 }
 
 impl std::ops::Deref for World {
-    type Target = Place;
+    type Target = TestDirectory;
 
-    fn deref(&self) -> &Place {
-        &self.place
+    fn deref(&self) -> &TestDirectory {
+        &self.directory
     }
 }
 
 impl World {
     /// With a configuration that lets alice use every volume through a channel, and anyone plain ones.
     pub(crate) fn new() -> World {
-        let world = World { place: Place::with_identities(&["target", "alice"]), port: free_port() };
+        let world = World { directory: TestDirectory::with_identities(&["target", "alice"]), port: free_port() };
         run(&["key", "new", "--out", &world.text("volume.key")]).ok();
         fs::create_dir(world.path("volumes")).unwrap();
         let alice = world.public_key("alice");

@@ -8,7 +8,7 @@ use strongroom_store::{CheckReport, Op, OpError, Outcome, Stats, Store, View};
 use super::asked::Asked;
 use super::run::Run;
 use crate::model::held;
-use crate::{Content, Held};
+use crate::{Content, ReadBlock};
 
 /// Upper bound on the polls until everything is answered.
 const POLLS_MAX: u64 = 1_000_000;
@@ -162,7 +162,7 @@ impl Run {
     }
 
     /// A whole view, or `None` if the disk was cut off meanwhile, or a read failed that may.
-    pub(super) fn read_view(&mut self, store: &mut Store, view: View, blocks: u64) -> Option<Vec<Held>> {
+    pub(super) fn read_view(&mut self, store: &mut Store, view: View, blocks: u64) -> Option<Vec<ReadBlock>> {
         let mut all = Vec::new();
         let (mut lba, mut until) = (0, blocks);
         while lba < blocks {
@@ -172,7 +172,7 @@ impl Run {
                     (lba, until) = (until, blocks);
                 }
                 Err(OpError::NotFormatted { lba: Lba(at) }) if at == lba => {
-                    all.push(Held { lba, sequence: 0, content: Content::Nothing });
+                    all.push(ReadBlock { lba, sequence: 0, content: Content::Nothing });
                     lba += 1;
                 }
                 // Up to there it can be read.

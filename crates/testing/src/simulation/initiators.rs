@@ -16,7 +16,7 @@ use strongroom_store::{
 };
 
 use crate::model::{block_bytes, held, record_for};
-use crate::{Content, Faults, Held, Random, SimDisk};
+use crate::{Content, Faults, Random, ReadBlock, SimDisk};
 
 const BLOCKS: u64 = 24;
 const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;
@@ -460,7 +460,7 @@ impl Run {
     }
 
     /// What is seen of requests whose answers nobody saw.
-    fn learn(&mut self, blocks: &[Held]) {
+    fn learn(&mut self, blocks: &[ReadBlock]) {
         for block in blocks {
             let Content::Data(number) = block.content else { continue };
             let request = self.requests.get_mut(&number).expect("somebody sent it");
@@ -518,7 +518,7 @@ fn counters(request: &Request) -> u64 {
 }
 
 /// Whether a block holds what a request wrote there.
-fn shows(block: &Held, number: u64, request: &Request) -> bool {
+fn shows(block: &ReadBlock, number: u64, request: &Request) -> bool {
     match block.content {
         Content::Data(of) => of == number,
         Content::Hole => request.is_hole && request.first == Some(block.sequence),
@@ -539,7 +539,7 @@ fn request_of(number: u64, request: &Request, replay: Option<StoreSequence>) -> 
     Op::Write { lba: Lba(lba), data, records, fua: false, origin }
 }
 
-fn read_all(store: &mut Store) -> Vec<Held> {
+fn read_all(store: &mut Store) -> Vec<ReadBlock> {
     let Ok(Outcome::Read(extents)) = store.execute(Op::Read { lba: Lba(0), count: BLOCKS as u32 }) else {
         panic!("the volume cannot be read")
     };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::Held;
+use crate::ReadBlock;
 
 /// What is known of a snapshot.
 pub(super) struct KnownSnapshot {
@@ -12,14 +12,14 @@ pub(super) struct KnownSnapshot {
     /// Operations from this one on were submitted after it was taken.
     pub(super) before_op: u64,
     /// What it holds, once it was read.
-    pub(super) holds: Option<Vec<Held>>,
+    pub(super) holds: Option<Vec<ReadBlock>>,
 }
 
 /// A change of what a branch holds that was not answered.
 #[derive(Clone)]
 pub(super) enum Change {
-    Rollback { branch: u32, holds: Vec<Held> },
-    Clone { from: u64, holds: Vec<Held> },
+    Rollback { branch: u32, holds: Vec<ReadBlock> },
+    Clone { from: u64, holds: Vec<ReadBlock> },
     CloneDelete { branch: u32 },
 }
 

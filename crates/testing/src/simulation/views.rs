@@ -11,7 +11,7 @@ use super::asked::Asked;
 use super::run::Run;
 use super::snapshot_tree::{Change, KnownSnapshot};
 use crate::model::held;
-use crate::{Content, Held, Model};
+use crate::{Content, Model, ReadBlock};
 
 /// Upper bound on the snapshots of a run.
 const SNAPSHOTS_MAX: usize = 4;
@@ -113,9 +113,9 @@ impl Run {
     }
 
     /// What was read before the volume grew.
-    fn as_large_as_now(&self, mut holds: Vec<Held>) -> Vec<Held> {
+    fn as_large_as_now(&self, mut holds: Vec<ReadBlock>) -> Vec<ReadBlock> {
         for lba in holds.len() as u64..self.volume.blocks {
-            holds.push(Held { lba, sequence: 0, content: self.never_written() });
+            holds.push(ReadBlock { lba, sequence: 0, content: self.never_written() });
         }
         holds
     }
@@ -148,7 +148,7 @@ impl Run {
         }
     }
 
-    fn compare_head(&mut self, store: &mut Store, branch: u32, holds: &[Held]) {
+    fn compare_head(&mut self, store: &mut Store, branch: u32, holds: &[ReadBlock]) {
         if let Some(read) = self.read_view(store, View::Head(BranchId(branch)), self.volume.blocks) {
             assert!(read == holds, "branch {branch} is not what the snapshot holds: {}", difference(holds, &read));
         }
@@ -214,7 +214,7 @@ impl Run {
     }
 
     /// Every snapshot is there, but for one that was being deleted, and holds what it held.
-    fn compare_snapshots(&mut self, there: BTreeMap<u64, (u32, Vec<Held>)>) {
+    fn compare_snapshots(&mut self, there: BTreeMap<u64, (u32, Vec<ReadBlock>)>) {
         if let Some(going) = self.views.going.take()
             && !there.contains_key(&going)
         {
@@ -257,7 +257,7 @@ impl Run {
         }
     }
 
-    fn judge_snapshot(&mut self, id: u64, holds: Vec<Held>) {
+    fn judge_snapshot(&mut self, id: u64, holds: Vec<ReadBlock>) {
         let taken = &self.views.taken[&id];
         match taken.holds.clone() {
             Some(before) => {
@@ -276,7 +276,7 @@ struct Changed {
 }
 
 /// Where two readings differ, in a few words.
-fn difference(before: &[Held], after: &[Held]) -> String {
+fn difference(before: &[ReadBlock], after: &[ReadBlock]) -> String {
     let different: Vec<_> = before.iter().zip(after).filter(|(before, after)| before != after).take(4).collect();
     format!("{} and {} blocks, {different:?}", before.len(), after.len())
 }

@@ -33,7 +33,7 @@ pub(crate) struct CreateArgs {
     /// The cipher that seals its blocks: aes-256-gcm, aes-128-gcm, or chacha20-poly1305 for processors without AES instructions.
     #[arg(long, default_value_t = Suite::default())]
     suite: Suite,
-    /// Custody `target`: the file that wraps block keys at rest; outside the directory with the volumes. Whoever destroys it erases the
+    /// Custody `target`: the file that wraps block keys at rest; outside the directory with the volumes. Destroying it erases the
     /// volume [default: a new one in `wrapping-keys` beside the configuration].
     #[arg(long, value_name = "FILE")]
     wrapping_key: Option<PathBuf>,
@@ -41,8 +41,8 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     authenticate_only: bool,
     /// The target opens what arrives, with the volume's key in this file, and stores PLAINTEXT: blocks are sealed on the wire only, and a
-    /// block that does not open is refused before anything is written. Whoever has the disk, the store's files or the target reads
-    /// everything. The file is a copy of the initiators' key file, outside the directory with the volumes.
+    /// block that does not open is refused before anything is written. With the disk, the store's files or the target, everything
+    /// can be read. The file is a copy of the initiators' key file, outside the directory with the volumes.
     #[arg(long, value_name = "KEY_FILE", conflicts_with_all = ["plain", "authenticate_only", "wrapping_key"])]
     open_at_target: Option<PathBuf>,
     /// How much of its size older versions of blocks may take, in percent.
@@ -161,7 +161,7 @@ fn print_created(volume: &Volume, made: Option<&Path>, root: &Path) {
     }
     if volume.sealed.as_ref().is_some_and(|sealed| sealed.opened_with.is_some()) {
         println!(
-            "blocks are sealed on the wire only: this target opens them and stores plaintext, for whoever has its disk to read"
+            "blocks are sealed on the wire only: this target opens them and stores plaintext, which can be read from its disk"
         );
     }
     if let Some(sealed) = &volume.sealed {

@@ -93,7 +93,10 @@ pub(super) fn show(args: &ShowArgs) -> Result<()> {
         line("clone of", clone.snapshot.clone());
     }
     if let Some(successor) = &volume.successor {
-        line("being moved", format!("its contents are sealed anew in '{successor}'; nobody writes to it until then"));
+        line(
+            "being moved",
+            format!("its contents are being resealed into '{successor}'; it cannot be written until that is done"),
+        );
     }
     if let Some(succeeds) = &volume.succeeds {
         line("being filled", format!("takes the place of '{succeeds}' when that is done"));
