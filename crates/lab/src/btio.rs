@@ -9,14 +9,14 @@ mod rank;
 
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use strongroom_block::BlockDevice;
 
 pub use partition::{Problem, is_possible};
 
+use crate::cell::{CellKey, Throughput};
 use crate::cpu::Placement;
-use crate::protocol::{Order, Outcome};
-use crate::schedule::{Step, Watch, interleaved, measure_all};
+use crate::protocol::{BtioJob, Order, Outcome};
+use crate::schedule::{MeasurementStep, Watch, interleaved, measure_all};
 use crate::{BenchError, Cell, Contender, InitiatorProcess, Latencies, Window};
 
 /// How long one process may take.
@@ -39,44 +39,31 @@ pub struct BtioPlan {
     pub placement: Placement,
 }
 
-/// One process's part, as it is told to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BtioWork {
-    class: char,
-    dumps: u32,
-    rank: u32,
-    count: u32,
-    depth: u32,
-    run: u32,
-    /// Read and compare all, instead of writing.
-    verify: bool,
-}
-
 /// Carries out one process's part.
 ///
 /// # Errors
 /// If there is no such problem, or it does not fit.
-pub(crate) fn carry_out(device: &dyn BlockDevice, work: &BtioWork) -> Result<Outcome, String> {
-    let problem = Problem::of_class(work.class).ok_or_else(|| format!("BTIO has no class {}", work.class))?;
-    let problem = Problem { dumps: work.dumps, ..problem };
-    if !is_possible(&problem, work.count) || work.rank >= work.count {
-        return Err(format!("{} processes cannot share class {}", work.count, work.class));
+pub(crate) fn carry_out(device: &dyn BlockDevice, job: &BtioJob) -> Result<Outcome, String> {
+    let problem = Problem::of_class(job.class).ok_or_else(|| format!("BTIO has no class {}", job.class))?;
+    let problem = Problem { dumps: job.dumps, ..problem };
+    if !is_possible(&problem, job.count) || job.rank >= job.count {
+        return Err(format!("{} processes cannot share class {}", job.count, job.class));
     }
     if problem.file_bytes() > device.geometry().bytes() {
         return Err(format!("the volume is smaller than the file of {} bytes", problem.file_bytes()));
     }
     let begun = Instant::now();
-    let done = if work.verify {
-        rank::verify(device, &problem, (work.run, work.depth))
+    let done = if job.verify {
+        rank::verify(device, &problem, (job.run, job.depth))
     } else {
-        rank::write(device, &problem, (work.rank, work.count), (work.run, work.depth))
+        rank::write(device, &problem, (job.rank, job.count), (job.run, job.depth))
     }?;
     Ok(Outcome {
         elapsed_ns: begun.elapsed().as_nanos() as u64,
         ios: done.ios,
         bytes: done.bytes,
         latency: done.latencies.counts(),
-        verified: work.verify.then_some(done.bytes / 512),
+        verified: job.verify.then_some(done.bytes / 512),
         ..Outcome::default()
     })
 }
@@ -109,7 +96,7 @@ pub fn run(plan: &BtioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut d
     let names: Vec<String> = contenders.iter().map(|contender| contender.identity().contender.clone()).collect();
     let steps = interleaved(plan.initiators.len(), contenders.len(), plan.runs);
     let class = plan.problem.class;
-    let name = |step: &Step| {
+    let name = |step: &MeasurementStep| {
         format!("{}: BTIO class {class}, {} initiators", names[step.contender], plan.initiators[step.point])
     };
     measure_all(
@@ -121,7 +108,7 @@ pub fn run(plan: &BtioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut d
             let contender = &mut *contenders[step.contender];
             let count = plan.initiators[step.point];
             let identity = contender.identity();
-            let cell = Cell {
+            let cell = Cell::empty(CellKey {
                 bench: "btio".into(),
                 contender: identity.contender.clone(),
                 scheme: identity.scheme.clone(),
@@ -132,8 +119,8 @@ pub fn run(plan: &BtioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut d
                 depth: plan.depth,
                 initiators: count,
                 run: step.run,
-                ..Cell::default()
-            };
+                ..CellKey::default()
+            });
             let salt = step.run * plan.initiators.len() as u32 + step.point as u32 + 1;
             Ok(measure(plan, contender, salt, cell.clone()).unwrap_or_else(|error| cell.failed(error)))
         },
@@ -141,19 +128,19 @@ pub fn run(plan: &BtioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut d
 }
 
 fn measure(plan: &BtioPlan, contender: &mut dyn Contender, salt: u32, mut cell: Cell) -> Result<Cell, BenchError> {
-    let count = cell.initiators;
+    let count = cell.key.initiators;
     let target_pids = contender.target_pids();
     let initiators = contender.initiators(count, BLOCK_BYTES)?;
-    cell.suite.clone_from(&initiators[0].volume.suite);
+    cell.key.suite.clone_from(&initiators[0].volume.suite);
     let pids: Vec<u32> = initiators.iter().map(InitiatorProcess::pid).collect();
-    let work = |rank: u32, verify: bool| {
+    let order = |rank: u32, verify: bool| {
         let Problem { class, dumps, .. } = plan.problem;
-        Order::Btio(BtioWork { class, dumps, rank, count, depth: plan.depth, run: salt, verify })
+        Order::Btio(BtioJob { class, dumps, rank, count, depth: plan.depth, run: salt, verify })
     };
     let window = Window::open(&target_pids, &pids, Some(&plan.placement))?;
     let begun = Instant::now();
     for (rank, initiator) in (0..).zip(initiators.iter_mut()) {
-        initiator.say(&work(rank, false))?;
+        initiator.say(&order(rank, false))?;
     }
     let mut outcomes = Vec::new();
     for initiator in initiators.iter_mut() {
@@ -168,10 +155,9 @@ fn measure(plan: &BtioPlan, contender: &mut dyn Contender, salt: u32, mut cell: 
     if bytes != plan.problem.file_bytes() {
         return Err(BenchError::process("btio", format!("{bytes} bytes were written, not the whole file")));
     }
-    cell.set_moved(outcomes.iter().map(|outcome| outcome.ios).sum(), bytes, elapsed_s);
-    cell.set_latency(&latencies);
-    cell.set_used(&used);
-    initiators[0].say(&work(0, true))?;
+    let ios = outcomes.iter().map(|outcome| outcome.ios).sum();
+    cell.set_measured(Throughput::new(ios, bytes, elapsed_s), &latencies, &used);
+    initiators[0].say(&order(0, true))?;
     cell.verified = initiators[0].wait_stopped_within(TIMEOUT)?.verified;
     Ok(cell)
 }

@@ -1,6 +1,6 @@
 //! `dbench`: the lazy-crypto paper's Table 4. The real dbench, on ext4, on an attached volume, through every scheme.
 //!
-//! The volume is attached by `strongroom attach` as anybody would do it: a file in FUSE, a loop device, a mount. Absent: the
+//! The volume is attached by `strongroom attach` as users do it: a file in FUSE, a loop device, a mount. Absent: the
 //! target and its volumes (`Ours`), and what dbench does, which is Debian's package's own load file.
 
 mod mounted;
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 pub use mounted::{BLOCK_BYTES, Mounted};
 
+use crate::cell::{CellKey, CpuCost, Throughput};
 use crate::cpu::Placement;
 use crate::schedule::{Watch, interleaved, measure_all};
 use crate::{Background, BenchError, Cell, Window};
@@ -87,7 +88,7 @@ pub fn run(plan: &DbenchPlan, contenders: &[Mounted], watch: &mut dyn Watch) -> 
     let points: Vec<(bool, u32)> =
         plan.sync.iter().flat_map(|sync| plan.clients.iter().map(move |clients| (*sync, *clients))).collect();
     let steps = interleaved(points.len(), contenders.len(), plan.runs);
-    let name = |step: &crate::Step| {
+    let name = |step: &crate::MeasurementStep| {
         let (sync, clients) = points[step.point];
         format!("{}: {} {clients} clients", contenders[step.contender].identity().contender, pattern(sync))
     };
@@ -100,7 +101,7 @@ pub fn run(plan: &DbenchPlan, contenders: &[Mounted], watch: &mut dyn Watch) -> 
             let (sync, clients) = points[step.point];
             let contender = &contenders[step.contender];
             let identity = contender.identity();
-            let cell = Cell {
+            let cell = Cell::empty(CellKey {
                 bench: "dbench".into(),
                 contender: identity.contender.clone(),
                 scheme: identity.scheme.clone(),
@@ -109,8 +110,8 @@ pub fn run(plan: &DbenchPlan, contenders: &[Mounted], watch: &mut dyn Watch) -> 
                 pattern: pattern(sync).into(),
                 initiators: clients,
                 run: step.run,
-                ..Cell::default()
-            };
+                ..CellKey::default()
+            });
             match measure(plan, contender, (sync, clients), cell.clone(), watch) {
                 Ok(cell) => Ok(cell),
                 Err(BenchError::Stopped) => Err(BenchError::Stopped),
@@ -161,11 +162,14 @@ fn measure(
         return Err(dbench.problem("it moved nothing that it counted; give more --seconds"));
     }
     let elapsed_s = plan.time.as_secs_f64();
-    cell.elapsed_s = elapsed_s;
-    cell.bytes = (said.mb_s * 1e6 * elapsed_s) as u64;
-    cell.mib_s = Some(said.mb_s * 1e6 / f64::from(1 << 20));
-    cell.max_us = Some(said.max_latency_ms * 1000.0);
-    cell.set_used(&used);
+    cell.throughput = Throughput {
+        elapsed_s,
+        bytes: (said.mb_s * 1e6 * elapsed_s) as u64,
+        mib_s: Some(said.mb_s * 1e6 / f64::from(1 << 20)),
+        ..Throughput::default()
+    };
+    cell.latency.max_us = Some(said.max_latency_ms * 1000.0);
+    cell.cpu = CpuCost::new(&used, &cell.throughput);
     Ok(cell)
 }
 

@@ -3,17 +3,18 @@
 //! One thread listens for orders, another drives the block device with a fixed number of I/Os in flight. Absent: when to
 //! begin and to stop, which the runner decides (`protocol`).
 
+mod addresses;
 mod beforehand;
+mod contents;
 mod load;
+mod tally;
 
 use std::fs;
 use std::io::{BufRead, Write};
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use serde::{Deserialize, Serialize};
 use strongroom_block::{
     BlockDevice, BlockSize, BufferMut, Completion, CryptoCounters, Geometry, Lba, Mode, Request, Suite, Token,
 };
@@ -21,11 +22,12 @@ use strongroom_handshake::NodeKey;
 use strongroom_initiator::{AttachOptions, KeyFileSource, LeaseOptions, RemoteDevice, describe_process};
 
 use crate::btio;
+use crate::engine::{AttachSettings, Engine};
 use crate::grid::{DEPTH_MAX, SIZE_MAX};
 use crate::libiscsi::{LibiscsiDevice, LibiscsiOptions};
 use crate::nbd::NbdDevice;
 use crate::pattern;
-use crate::protocol::{Answer, Order, Outcome, Volume, Work};
+use crate::protocol::{Answer, IoJob, Order, Outcome, Volume};
 use crate::stream::{self, Protection, StreamLoad};
 
 pub(crate) use load::Load;
@@ -34,85 +36,6 @@ pub(crate) use load::Load;
 const FILL_BYTES: u64 = 1 << 20;
 /// Writes in flight while filling.
 const FILL_DEPTH: usize = 8;
-
-/// With which initiator, and how it attaches: what `attach` carries.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "engine")]
-pub enum Engine {
-    /// Strongroom's own.
-    Strongroom(How),
-    /// The stock one, libiscsi: plain iSCSI, any target.
-    Libiscsi {
-        /// `address:port`.
-        portal: String,
-        /// The target's iSCSI name.
-        target_name: String,
-        /// The logical unit.
-        lun: u16,
-        /// The name to log in by.
-        initiator_name: String,
-        /// Offer InitialR2T=Yes, for targets that refuse No.
-        initial_r2t: bool,
-    },
-    /// No initiator at all: messages to a receiver.
-    Stream {
-        /// Where it listens, `address:port`.
-        address: String,
-        /// What stands between.
-        protection: Protection,
-    },
-    /// An NBD server on a Unix socket, used in blocks of some size.
-    Nbd {
-        /// The socket.
-        socket: PathBuf,
-        /// Bytes of a block.
-        block_bytes: u64,
-    },
-}
-
-/// How our own initiator attaches.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct How {
-    /// The volume.
-    pub url: String,
-    /// The name to log in by; the usual one if none is given.
-    pub initiator_name: Option<String>,
-    /// What target names begin with, if not as usual.
-    pub base_name: Option<String>,
-    /// The file with our identity.
-    pub identity: Option<PathBuf>,
-    /// The target's public lines, any of these.
-    pub target_keys: Vec<String>,
-    /// The file with the volume's key.
-    pub key_file: Option<PathBuf>,
-    /// What the channel protects, by its scheme's name; as usual if none is given.
-    #[serde(default)]
-    pub scheme: Option<String>,
-    /// The channel's cipher suite; as usual if none is given.
-    #[serde(default)]
-    pub suite: Option<String>,
-    /// Take suites that are for benchmarks alone.
-    #[serde(default)]
-    pub benchmark_suites: bool,
-    /// Blocks that share a block key (custody `target`); one for each if none is given.
-    pub blocks_per_key: Option<NonZeroU32>,
-    /// The volume is sealed in the mode authenticate-only.
-    #[serde(default)]
-    pub authenticate_only: bool,
-    /// Make the whole volume absent first.
-    pub format: bool,
-    /// Refuse to write.
-    pub read_only: bool,
-    /// TCP connections of the session; 0 counts as 1.
-    pub connections: u16,
-    /// The depth of the pipeline, as on the command line; `auto` if none is given.
-    pub pipeline: Option<String>,
-    /// I/Os that are offered at once, where that is more than usual.
-    pub in_flight: u32,
-    /// Bytes of one command at most, if not as usual.
-    pub transfer_bytes_max: Option<u64>,
-}
 
 /// Carries out orders from `input` until it ends; answers go to `output`.
 ///
@@ -250,21 +173,21 @@ fn carry_out(
             Ok(Answer::Attached(volume))
         }
         Order::Fill => fill(of(attached)?.device()?).map(|()| Answer::Filled),
-        Order::Start(work) => {
+        Order::Start(job) => {
             let attached = of(attached)?;
             if let Device::Stream { address, protection } = &attached.device {
-                return run(StreamLoad::new(address, *protection, work)?, false, orders, output);
+                return run(StreamLoad::new(address, *protection, job)?, false, orders, output);
             }
-            let mut load = Load::new(attached.device()?, attached.counters.as_deref(), work)?;
-            if work.sealed_beforehand_bytes > 0 {
+            let mut load = Load::new(attached.device()?, attached.counters.as_deref(), job)?;
+            if job.sealed_beforehand_bytes > 0 {
                 let Device::Ours(device) = &attached.device else {
                     return Err("only our own initiator seals, beforehand or not".into());
                 };
                 load.prepare(device)?;
             }
-            run(load, work.sealed_beforehand_bytes > 0, orders, output)
+            run(load, job.sealed_beforehand_bytes > 0, orders, output)
         }
-        Order::Btio(work) => btio::carry_out(of(attached)?.device()?, &work).map(Answer::Stopped),
+        Order::Btio(job) => btio::carry_out(of(attached)?.device()?, &job).map(Answer::Stopped),
         Order::Go | Order::Mark | Order::Stop => Err("nothing has been started".into()),
     }
 }
@@ -307,7 +230,7 @@ fn run(mut load: impl Running, waits_for_go: bool, orders: &Orders, output: &mut
 
 fn attach(engine: &Engine) -> Result<Attached, String> {
     match engine {
-        Engine::Strongroom(how) => attach_ours(how),
+        Engine::Strongroom(settings) => attach_ours(settings),
         Engine::Libiscsi { portal, target_name, lun, initiator_name, initial_r2t } => {
             let options = LibiscsiOptions {
                 portal: portal.clone(),
@@ -339,55 +262,56 @@ fn describe_foreign(geometry: Geometry) -> Volume {
     Volume { bytes: geometry.bytes(), block_bytes: geometry.block_size.len() as u64, suite: "none".into() }
 }
 
-fn attach_ours(how: &How) -> Result<Attached, String> {
-    let url = how.url.parse().map_err(|error| format!("{error}"))?;
+fn attach_ours(settings: &AttachSettings) -> Result<Attached, String> {
+    let url = settings.url.parse().map_err(|error| format!("{error}"))?;
     let mut options = AttachOptions::new(url);
-    if let Some(name) = &how.initiator_name {
+    if let Some(name) = &settings.initiator_name {
         options.iscsi.initiator_name.clone_from(name);
     }
-    if let Some(base) = &how.base_name {
+    if let Some(base) = &settings.base_name {
         options.iscsi.base_iqn.clone_from(base);
     }
-    if let Some(path) = &how.identity {
+    if let Some(path) = &settings.channel.identity {
         let text = fs::read_to_string(path)
             .map_err(|error| format!("cannot read the identity {}: {error}", path.display()))?;
         options.channel.node_key = Some(Arc::new(NodeKey::parse(&text).map_err(|error| error.to_string())?));
     }
-    for key in &how.target_keys {
+    for key in &settings.channel.target_keys {
         options.channel.target_keys.push(key.parse().map_err(|error| format!("the target's key '{key}': {error}"))?);
     }
-    if let Some(scheme) = &how.scheme {
+    if let Some(scheme) = &settings.channel.scheme {
         options.channel.scheme = Some(scheme.parse().map_err(|error| format!("{error}"))?);
     }
-    if let Some(suite) = &how.suite {
+    if let Some(suite) = &settings.channel.suite {
         options.channel.suite = suite.parse().map_err(|error| format!("{error}"))?;
     }
-    options.benchmark_suites = how.benchmark_suites;
-    options.sealing.blocks_per_key = how.blocks_per_key.unwrap_or(NonZeroU32::MIN);
+    options.benchmark_suites = settings.channel.benchmark_suites;
+    options.sealing.blocks_per_key = settings.sealing.blocks_per_key.unwrap_or(NonZeroU32::MIN);
     let channel_suite = options.url.is_channel().then_some(options.channel.suite);
-    if how.authenticate_only {
+    if settings.sealing.authenticate_only {
         options.sealing.mode = Mode::AuthenticateOnly;
     }
-    options.sealing.key_source = how.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
-    options.read_only = how.read_only;
+    options.sealing.key_source =
+        settings.sealing.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
+    options.read_only = settings.read_only;
     // Several processes load one volume.
     options.lease = LeaseOptions { description: describe_process("bench"), ..LeaseOptions::shared() };
-    options.iscsi.connections = how.connections.max(1);
-    if let Some(pipeline) = &how.pipeline {
+    options.iscsi.connections = settings.connections.max(1);
+    if let Some(pipeline) = &settings.pipeline {
         options.pipeline = pipeline.parse().map_err(|error| format!("{error}"))?;
     }
     // What is measured is the depth that was asked for, not a limit of ours.
-    let depth = how.in_flight.max(DEPTH_MAX) as usize;
+    let depth = settings.in_flight.max(DEPTH_MAX) as usize;
     options.limits.requests_max = options.limits.requests_max.max(2 * depth);
     options.limits.commands_max = options.limits.commands_max.max(depth);
     options.limits.request_bytes_max = options.limits.request_bytes_max.max(DEPTH_MAX as usize * FILL_BYTES as usize);
-    if let Some(bytes) = how.transfer_bytes_max {
+    if let Some(bytes) = settings.transfer_bytes_max {
         options.limits.transfer_bytes_max = u32::try_from(bytes).map_err(|_| "commands cannot be that long")?;
     }
     let counters = options.counters.clone();
-    let device = RemoteDevice::attach(options).map_err(|error| format!("cannot attach {}: {error}", how.url))?;
-    if how.format {
-        device.format().map_err(|error| format!("cannot format {}: {error}", how.url))?;
+    let device = RemoteDevice::attach(options).map_err(|error| format!("cannot attach {}: {error}", settings.url))?;
+    if settings.format {
+        device.format().map_err(|error| format!("cannot format {}: {error}", settings.url))?;
     }
     let volume = describe(&device, channel_suite);
     Ok(Attached { device: Device::Ours(device), counters: Some(counters), volume })
@@ -429,27 +353,27 @@ fn fill(device: &dyn BlockDevice) -> Result<(), String> {
 }
 
 /// What cannot be done with this volume.
-fn refuse_impossible(work: &Work, device: &dyn BlockDevice) -> Result<(), String> {
+fn refuse_impossible(job: &IoJob, device: &dyn BlockDevice) -> Result<(), String> {
     let geometry = device.geometry();
     let block_bytes = geometry.block_size.len() as u64;
-    let is_part = work.parts && work.size > 0 && work.size < block_bytes;
-    if is_part && (!block_bytes.is_multiple_of(work.size) || !work.len.is_multiple_of(block_bytes)) {
-        return Err(format!("I/Os of {} bytes are no equal parts of blocks of {block_bytes}", work.size));
+    let is_part = job.parts && job.size > 0 && job.size < block_bytes;
+    if is_part && (!block_bytes.is_multiple_of(job.size) || !job.len.is_multiple_of(block_bytes)) {
+        return Err(format!("I/Os of {} bytes are no equal parts of blocks of {block_bytes}", job.size));
     }
-    if !is_part && (work.size == 0 || work.size > SIZE_MAX || !work.size.is_multiple_of(block_bytes)) {
-        return Err(format!("I/Os of {} bytes are not whole blocks of {block_bytes}", work.size));
+    if !is_part && (job.size == 0 || job.size > SIZE_MAX || !job.size.is_multiple_of(block_bytes)) {
+        return Err(format!("I/Os of {} bytes are not whole blocks of {block_bytes}", job.size));
     }
-    let fits = work.start.checked_add(work.len).is_some_and(|end| end <= geometry.bytes());
-    if !fits || work.len < work.size || !work.start.is_multiple_of(block_bytes) {
+    let fits = job.start.checked_add(job.len).is_some_and(|end| end <= geometry.bytes());
+    if !fits || job.len < job.size || !job.start.is_multiple_of(block_bytes) {
         return Err(format!(
             "{} bytes from {} on do not hold I/Os of {} bytes in a volume of {}; make the volume larger",
-            work.len,
-            work.start,
-            work.size,
+            job.len,
+            job.start,
+            job.size,
             geometry.bytes()
         ));
     }
-    if work.depth == 0 {
+    if job.depth == 0 {
         return Err("a queue depth of 0 does nothing".into());
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
-use crate::protocol::{Answer, Order, Outcome, Volume, Work};
+use crate::protocol::{Answer, IoJob, Order, Outcome, Volume};
 use crate::{BenchError, cpu, process};
 
 /// How long an order may take.
@@ -90,10 +90,10 @@ impl InitiatorProcess {
     ///
     /// # Errors
     /// What it says.
-    pub fn begin(&mut self, work: Work) -> Result<(), BenchError> {
+    pub fn begin(&mut self, job: IoJob) -> Result<(), BenchError> {
         // All of its part of the volume is sealed or opened before it begins.
-        let timeout = if work.sealed_beforehand_bytes > 0 { FILL_TIMEOUT } else { ANSWER_TIMEOUT };
-        match self.ask(&Order::Start(work), timeout)? {
+        let timeout = if job.sealed_beforehand_bytes > 0 { FILL_TIMEOUT } else { ANSWER_TIMEOUT };
+        match self.ask(&Order::Start(job), timeout)? {
             Answer::Started => Ok(()),
             other => Err(self.strange(&other)),
         }

@@ -3,6 +3,7 @@
 //! ```text
 //! grid, schedule      what to measure, in which order: repetitions interleave the contenders
 //! contender           whom to measure: a target in processes of its own (or elsewhere, by URL), and its initiators
+//! engine              which initiator a process is to be, and how it attaches
 //! initiator, driver   initiators in processes of their own: the runner's end, and the process itself
 //! peers, libiscsi, nbd other people's targets and stacks as contenders, and the drivers for their initiators
 //! btio, dbench        the papers' applications
@@ -23,6 +24,7 @@ mod contender;
 pub mod cpu;
 pub mod dbench;
 pub mod driver;
+pub mod engine;
 mod error;
 mod grid;
 mod initiator;
@@ -46,7 +48,10 @@ pub mod stream;
 pub mod wan;
 mod window;
 
-pub use cell::{Cell, Line, Results, ResultsFile};
+pub use cell::{
+    Cell, CellKey, CpuCost, CryptoPerByte, LatencyQuantiles, Line, LinkConditions, ModelPrediction, Results,
+    ResultsFile, Throughput,
+};
 pub use contender::{Contender, Identity, TargetWork};
 pub use cpu::Placement;
 pub use error::BenchError;
@@ -54,10 +59,10 @@ pub use grid::{DEPTH_MAX, Grid, INITIATORS_MAX, Pattern, Point, SIZE_MAX, SIZE_M
 pub use initiator::InitiatorProcess;
 pub use latency::{Latencies, LatencyCounts};
 pub use machine::Machine;
-pub use ours::{Crew, Elsewhere, Hosts, Ours, OursOptions};
+pub use ours::{Elsewhere, Hosts, InitiatorPool, Ours, OursOptions};
 pub use process::{Background, PRODUCT};
 pub use processor::{MASKED_RATE_MAX, ProcessKind, check as check_processes};
-pub use schedule::{Step, Watch, interleaved, measure_all, pause};
+pub use schedule::{MeasurementStep, Watch, interleaved, measure_all, pause};
 pub use schemes::SchemeChoice;
 pub use setup::Setup;
 pub use window::{Used, Window};

@@ -17,6 +17,7 @@ use strongroom_block::{
     BlockDevice, BlockSize, Buffer, BufferMut, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token,
 };
 
+pub use self::api::NotInstalled;
 use self::api::{Api, Context, IoVec, Task};
 
 /// How long one command may take before libiscsi gives it up, in seconds.
@@ -28,8 +29,8 @@ const TICK: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 pub enum LibiscsiError {
     /// It is not installed.
-    #[error("libiscsi, the stock initiator, is not here ({0}); install it with scripts/deps.sh (Debian: libiscsi7)")]
-    Missing(String),
+    #[error(transparent)]
+    Missing(#[from] NotInstalled),
     /// It could not log in, or the unit did not answer.
     #[error("libiscsi cannot use {url}: {reason}")]
     Attach {
@@ -89,7 +90,7 @@ struct Pending {
 /// # Errors
 /// [`LibiscsiError::Missing`], with what to install.
 pub fn available() -> Result<(), LibiscsiError> {
-    Api::load().map(drop)
+    Ok(Api::load().map(drop)?)
 }
 
 impl LibiscsiDevice {
@@ -236,7 +237,7 @@ enum Command {
 }
 
 impl Session {
-    /// The connection is gone: everything in flight fails, and whatever comes later.
+    /// The connection is gone: everything in flight fails, and every later request.
     fn lose(&mut self, api: &Api) {
         if self.lost.is_none() {
             self.lost = Some(format!("the connection was lost: {}", api.error_text(self.context)));

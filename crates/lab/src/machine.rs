@@ -38,7 +38,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks. Whatever cannot be found out is left empty.
+    /// Describes this machine. What cannot be found out is left empty.
     pub fn look() -> Machine {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");

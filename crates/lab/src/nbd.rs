@@ -134,7 +134,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Everything in flight fails, and whatever comes later.
+    /// Everything in flight fails, and every later request.
     fn lose(&mut self, error: &io::Error) {
         let reason = format!("the connection to the NBD server was lost: {error}");
         for (handle, flight) in self.in_flight.drain() {

@@ -11,7 +11,7 @@ use strongroom_block::Mode;
 use strongroom_initiator::{DEFAULT_BASE_IQN, VolumeUrl};
 
 use crate::cpu::Placement;
-use crate::driver::{Engine, How};
+use crate::engine::{AttachSettings, ChannelSettings, Engine, SealingSettings};
 use crate::process::{PRODUCT, command_in};
 use crate::schemes::SchemeChoice;
 use crate::{Background, BenchError, Contender, Identity, InitiatorProcess, ProcessKind, Setup, TargetWork};
@@ -61,7 +61,7 @@ pub struct Ours {
     identity: Identity,
     options: OursOptions,
     /// First, so that they leave before the target stops.
-    crew: Crew,
+    initiators: InitiatorPool,
     target: Background,
     address: String,
     stats: PathBuf,
@@ -111,7 +111,8 @@ impl Ours {
         let medium = options.medium.split(':').next().unwrap_or_default().to_owned();
         let setup = options.setup;
         let name = setup.file_name();
-        let crew = Crew::new(&options.lab_binary, &options.directory, Some(options.placement.clone()), &name);
+        let placement = Some(options.placement.clone());
+        let initiators = InitiatorPool::new(&options.lab_binary, &options.directory, placement, &name);
         let identity = Identity {
             contender: setup.label(),
             scheme: setup.scheme.name().to_owned(),
@@ -119,9 +120,9 @@ impl Ours {
             process: setup.process.name().to_owned(),
             medium,
         };
-        let crew = crew.of_kind(setup.process).in_namespace(options.hosts.initiators.clone());
+        let initiators = initiators.of_kind(setup.process).in_namespace(options.hosts.initiators.clone());
         let target_key = target_key.trim().to_owned();
-        Ok(Ours { identity, options, crew, target, address, stats, target_key, connections: 1 })
+        Ok(Ours { identity, options, initiators, target, address, stats, target_key, connections: 1 })
     }
 
     /// The same under another name in results.
@@ -153,7 +154,7 @@ impl Ours {
     /// and its memory.
     #[must_use]
     pub fn with_fills(mut self, fills: u32) -> Ours {
-        self.crew.fills = fills;
+        self.initiators.fills = fills;
         self
     }
 
@@ -175,27 +176,31 @@ impl Ours {
     }
 
     /// How our initiator attaches the volume with blocks of so many bytes.
-    pub fn how(&self, block_size: u64) -> How {
+    pub fn attach_settings(&self, block_size: u64) -> AttachSettings {
         let volume = Self::volume_name(block_size);
         let file = |name: &str| Some(self.options.directory.join(name));
         let SchemeChoice::Channel(scheme) = self.options.setup.scheme else {
             let url = format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address);
-            return How { url, connections: self.connections, ..How::default() };
+            return AttachSettings { url, connections: self.connections, ..AttachSettings::default() };
         };
         let setup = self.options.setup;
         let sealing = setup.scheme.sealing();
-        How {
+        AttachSettings {
             url: format!("strongroom://{}/{volume}", self.address),
-            identity: file("initiator.identity"),
-            target_keys: vec![self.target_key.clone()],
-            key_file: sealing.filter(|_| setup.custody.is_blind()).and_then(|_| file("volume.key")),
-            scheme: Some(scheme.name().to_owned()),
-            suite: Some(setup.suite.name().to_owned()),
-            benchmark_suites: true,
-            blocks_per_key: setup.blocks_per_key,
-            authenticate_only: sealing == Some(Mode::AuthenticateOnly),
+            channel: ChannelSettings {
+                identity: file("initiator.identity"),
+                target_keys: vec![self.target_key.clone()],
+                scheme: Some(scheme.name().to_owned()),
+                suite: Some(setup.suite.name().to_owned()),
+                benchmark_suites: true,
+            },
+            sealing: SealingSettings {
+                key_file: sealing.filter(|_| setup.custody.is_blind()).and_then(|_| file("volume.key")),
+                blocks_per_key: setup.blocks_per_key,
+                authenticate_only: sealing == Some(Mode::AuthenticateOnly),
+            },
             connections: self.connections,
-            ..How::default()
+            ..AttachSettings::default()
         }
     }
 
@@ -220,9 +225,9 @@ impl Contender for Ours {
 
     fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
         let block_size = self.block_size_for(size)?;
-        let how = self.how(block_size);
+        let settings = self.attach_settings(block_size);
         let is_sealed = self.options.setup.scheme.sealing().is_some();
-        self.crew.attach(count, &how, |how, is_new| how.format = is_new && is_sealed, true)
+        self.initiators.attach(count, &settings, |settings, is_new| settings.format = is_new && is_sealed, true)
     }
 
     fn target_work(&mut self) -> Option<TargetWork> {
@@ -282,20 +287,27 @@ impl OursOptions {
 #[derive(Debug)]
 pub struct Elsewhere {
     identity: Identity,
-    how: How,
+    settings: AttachSettings,
     fill: bool,
-    crew: Crew,
+    initiators: InitiatorPool,
 }
 
 impl Elsewhere {
-    /// Initiators for the volume that `how` names. It is filled first only if `fill`: whatever it holds is then gone.
+    /// Initiators for the volume that `settings` names. It is filled first only if `fill`, which overwrites its contents.
     ///
     /// # Errors
     /// If the URL is none.
-    pub fn new(lab_binary: &Path, directory: &Path, how: How, fill: bool) -> Result<Elsewhere, BenchError> {
-        let url: VolumeUrl =
-            how.url.parse().map_err(|error: strongroom_initiator::UrlError| BenchError::Asked(error.to_string()))?;
-        let chosen = how.scheme.as_deref().unwrap_or(strongroom_channel::Scheme::default().name());
+    pub fn new(
+        lab_binary: &Path,
+        directory: &Path,
+        settings: AttachSettings,
+        fill: bool,
+    ) -> Result<Elsewhere, BenchError> {
+        let url: VolumeUrl = settings
+            .url
+            .parse()
+            .map_err(|error: strongroom_initiator::UrlError| BenchError::Asked(error.to_string()))?;
+        let chosen = settings.channel.scheme.as_deref().unwrap_or(strongroom_channel::Scheme::default().name());
         let scheme = if url.is_channel() { chosen.to_owned() } else { "S0".to_owned() };
         let identity = Identity {
             contender: scheme.clone(),
@@ -303,7 +315,7 @@ impl Elsewhere {
             medium: format!("at {}", url.host()),
             ..Identity::default()
         };
-        Ok(Elsewhere { identity, how, fill, crew: Crew::new(lab_binary, directory, None, &scheme) })
+        Ok(Elsewhere { identity, settings, fill, initiators: InitiatorPool::new(lab_binary, directory, None, &scheme) })
     }
 }
 
@@ -317,13 +329,13 @@ impl Contender for Elsewhere {
     }
 
     fn initiators(&mut self, count: u32, _size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
-        self.crew.attach(count, &self.how, |_, _| (), self.fill)
+        self.initiators.attach(count, &self.settings, |_, _| (), self.fill)
     }
 }
 
 /// Initiators' processes, started as they are needed; what each has attached, and which volumes are filled.
 #[derive(Debug)]
-pub struct Crew {
+pub struct InitiatorPool {
     lab_binary: PathBuf,
     directory: PathBuf,
     placement: Option<Placement>,
@@ -337,10 +349,10 @@ pub struct Crew {
     fills: u32,
 }
 
-impl Crew {
+impl InitiatorPool {
     /// None started yet. `name` tells them from those of another contender, in logs.
-    pub fn new(lab_binary: &Path, directory: &Path, placement: Option<Placement>, name: &str) -> Crew {
-        Crew {
+    pub fn new(lab_binary: &Path, directory: &Path, placement: Option<Placement>, name: &str) -> InitiatorPool {
+        InitiatorPool {
             lab_binary: lab_binary.to_owned(),
             directory: directory.to_owned(),
             placement,
@@ -356,20 +368,20 @@ impl Crew {
 
     /// The same, of processes with or without the processor's AES instructions.
     #[must_use]
-    pub fn of_kind(mut self, kind: ProcessKind) -> Crew {
+    pub fn of_kind(mut self, kind: ProcessKind) -> InitiatorPool {
         self.kind = kind;
         self
     }
 
     /// The same, of processes in a network namespace.
     #[must_use]
-    pub fn in_namespace(mut self, namespace: Option<String>) -> Crew {
+    pub fn in_namespace(mut self, namespace: Option<String>) -> InitiatorPool {
         self.namespace = namespace;
         self
     }
 
-    /// `count` of them, attached to `volume` (a name of the caller's) as `how` says: it is given the initiator's index, and
-    /// whether this is the first use of the volume. The first also fills it, if `fill`. Who is not needed leaves: an idle
+    /// `count` of them, attached to `volume` (a name of the caller's) by `engine`, which is given the initiator's index, and
+    /// whether this is the first use of the volume. The first also fills it, if `fill`. Initiators that are not needed detach: an idle
     /// session must not take part.
     ///
     /// # Errors
@@ -379,7 +391,7 @@ impl Crew {
         count: u32,
         volume: &str,
         fill: bool,
-        how: impl Fn(usize, bool) -> Engine,
+        engine: impl Fn(usize, bool) -> Engine,
     ) -> Result<&mut [InitiatorProcess], BenchError> {
         for index in 0..count as usize {
             let is_new = !self.filled.iter().any(|filled| filled == volume);
@@ -391,7 +403,7 @@ impl Crew {
             }
             self.attached[index] = None;
             let process = &mut self.processes[index];
-            process.attach(serde_json::to_value(how(index, is_new)).expect("plain data"))?;
+            process.attach(serde_json::to_value(engine(index, is_new)).expect("plain data"))?;
             if is_new && fill {
                 (0..self.fills).try_for_each(|_| process.fill())?;
             }
@@ -405,24 +417,24 @@ impl Crew {
         Ok(&mut self.processes)
     }
 
-    /// Whoever attaches next does so by a connection of its own.
-    pub fn anew(&mut self) {
+    /// The next call attaches all of them again, by new connections.
+    pub fn reconnect(&mut self) {
         self.attached.iter_mut().for_each(|attached| *attached = None);
     }
 
-    /// The same with our own initiator, by URL; `prepare` changes how for the first use of the volume.
+    /// The same with our own initiator, by URL; `prepare` changes the settings for the first use of the volume.
     fn attach(
         &mut self,
         count: u32,
-        how: &How,
-        prepare: impl Fn(&mut How, bool),
+        settings: &AttachSettings,
+        prepare: impl Fn(&mut AttachSettings, bool),
         fill: bool,
     ) -> Result<&mut [InitiatorProcess], BenchError> {
-        self.attach_with(count, &how.url, fill, |index, is_new| {
-            let mut how = how.clone();
-            how.initiator_name.get_or_insert_with(|| format!("{INITIATOR_NAME}-{index}"));
-            prepare(&mut how, is_new);
-            Engine::Strongroom(how)
+        self.attach_with(count, &settings.url, fill, |index, is_new| {
+            let mut settings = settings.clone();
+            settings.initiator_name.get_or_insert_with(|| format!("{INITIATOR_NAME}-{index}"));
+            prepare(&mut settings, is_new);
+            Engine::Strongroom(settings)
         })
     }
 

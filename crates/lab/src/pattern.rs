@@ -1,5 +1,5 @@
-//! Block data that says where it belongs: each 512 bytes name their place and which write they are of, and the rest follows
-//! from that, so that whoever reads them can tell whether they are right.
+//! Block data that says where it belongs: each 512 bytes name their address and which write they are of, and the rest follows
+//! from that, so that a reader can check them.
 
 /// Bytes that carry a mark of their own.
 pub(crate) const SECTOR: usize = 512;

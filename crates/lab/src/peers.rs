@@ -12,6 +12,7 @@
 mod custom;
 mod istgt;
 mod namespaces;
+mod options;
 mod qemu;
 mod serve;
 mod stock;
@@ -21,17 +22,16 @@ mod wireguard;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 
 pub use custom::CustomPeer;
+pub use options::PeerOptions;
 pub use serve::Backing;
 
 use strongroom_initiator::DEFAULT_BASE_IQN;
 
 use self::serve::{Request, Served, free_address};
-use self::stock::StockCrew;
-use crate::cpu::Placement;
-use crate::driver::Engine;
+use self::stock::StockInitiators;
+use crate::engine::Engine;
 use crate::programs::is_installed;
 use crate::{BenchError, Contender, Identity, InitiatorProcess, Ours, TargetWork, libiscsi};
 
@@ -186,31 +186,12 @@ impl PeerKind {
     }
 }
 
-/// How to start a peer.
-#[derive(Clone, Debug)]
-pub struct PeerOptions {
-    /// Our binary: it has the stock initiators' processes in it.
-    pub lab_binary: PathBuf,
-    /// What lies beneath the volume.
-    pub backing: Backing,
-    /// Bytes of each volume.
-    pub volume_bytes: u64,
-    /// Block sizes of the volumes to serve, one each.
-    pub block_sizes: Vec<u64>,
-    /// Who runs where.
-    pub placement: Placement,
-    /// Where to work; must exist. Disk-backed volumes are here.
-    pub directory: PathBuf,
-    /// A directory in memory.
-    pub memory: PathBuf,
-}
-
 /// A peer that runs, and its initiators.
 #[derive(Debug)]
 pub struct Peer {
     identity: Identity,
     /// By bytes of a block. The initiators leave first.
-    volumes: BTreeMap<u64, (StockCrew, Served)>,
+    volumes: BTreeMap<u64, (StockInitiators, Served)>,
 }
 
 impl Peer {
@@ -238,8 +219,8 @@ impl Peer {
                 placement: &options.placement,
             };
             let served = kind.start(&request)?;
-            let crew = StockCrew::new(options, name, served.prefix.clone(), kind.suite());
-            volumes.insert(block_bytes, (crew, served));
+            let initiators = StockInitiators::new(options, name, served.prefix.clone(), kind.suite());
+            volumes.insert(block_bytes, (initiators, served));
         }
         Ok(Peer { identity, volumes })
     }
@@ -261,9 +242,12 @@ impl Contender for Peer {
     fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
         let block_bytes = fitting(self.volumes.keys().copied(), size)?;
         // Those of other volumes leave: an idle session must not take part.
-        self.volumes.iter_mut().filter(|(of, _)| **of != block_bytes).for_each(|(_, (crew, _))| crew.leave());
-        let (crew, served) = self.volumes.get_mut(&block_bytes).expect("it was just found");
-        crew.attach(count, |name| served.engine(name))
+        self.volumes
+            .iter_mut()
+            .filter(|(of, _)| **of != block_bytes)
+            .for_each(|(_, (initiators, _))| initiators.leave());
+        let (initiators, served) = self.volumes.get_mut(&block_bytes).expect("it was just found");
+        initiators.attach(count, |name| served.engine(name))
     }
 }
 
@@ -271,12 +255,12 @@ impl Contender for Peer {
 #[derive(Debug)]
 pub struct OursByStock {
     identity: Identity,
-    crews: BTreeMap<u64, StockCrew>,
+    volumes: BTreeMap<u64, StockInitiators>,
     ours: Ours,
 }
 
 impl OursByStock {
-    /// Takes over a target of ours; nobody else may use its volumes.
+    /// Takes over a target of ours; nothing else may use its volumes.
     ///
     /// # Errors
     /// [`BenchError::Asked`] without libiscsi.
@@ -287,12 +271,12 @@ impl OursByStock {
             medium: options.backing.name().into(),
             ..ours.identity().clone()
         };
-        let crew = |block: &u64| {
+        let initiators = |block: &u64| {
             let name = format!("ours-{}-{block}", identity.medium);
-            (*block, StockCrew::new(options, name, Vec::new(), None))
+            (*block, StockInitiators::new(options, name, Vec::new(), None))
         };
-        let crews = options.block_sizes.iter().map(crew).collect();
-        Ok(OursByStock { identity, crews, ours })
+        let volumes = options.block_sizes.iter().map(initiators).collect();
+        Ok(OursByStock { identity, volumes, ours })
     }
 }
 
@@ -306,12 +290,12 @@ impl Contender for OursByStock {
     }
 
     fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
-        let block_bytes = fitting(self.crews.keys().copied(), size)?;
-        self.crews.iter_mut().filter(|(of, _)| **of != block_bytes).for_each(|(_, crew)| crew.leave());
+        let block_bytes = fitting(self.volumes.keys().copied(), size)?;
+        self.volumes.iter_mut().filter(|(of, _)| **of != block_bytes).for_each(|(_, initiators)| initiators.leave());
         let (portal, volume) = (self.ours.address().to_owned(), Ours::volume_name(block_bytes));
         let target_name = format!("{DEFAULT_BASE_IQN}:{volume}");
-        let crew = self.crews.get_mut(&block_bytes).expect("it was just found");
-        crew.attach(count, |initiator_name| Engine::Libiscsi {
+        let initiators = self.volumes.get_mut(&block_bytes).expect("it was just found");
+        initiators.attach(count, |initiator_name| Engine::Libiscsi {
             portal: portal.clone(),
             target_name: target_name.clone(),
             lun: 0,

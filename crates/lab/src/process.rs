@@ -1,4 +1,4 @@
-//! Processes of a benchmark: started on their processors, with a log, stopped when dropped, whatever happens.
+//! Processes of a benchmark: started on their processors, with a log, always stopped when dropped.
 
 #![allow(unsafe_code)] // What a child does between fork and exec is libc's.
 

@@ -22,11 +22,11 @@ pub enum Order {
     /// Write every byte of the volume once, and make it durable.
     Fill,
     /// Do I/O until told to stop; answered at once, or when what is sealed beforehand is sealed.
-    Start(Work),
+    Start(IoJob),
     /// Begin now: what is sealed beforehand waits for this after `started`, so that all initiators begin together. Not answered.
     Go,
     /// One process's part of BTIO; answered with `stopped` when it is done.
-    Btio(crate::btio::BtioWork),
+    Btio(BtioJob),
     /// Warm-up is over: forget what was counted.
     Mark,
     /// Stop, wait for what is in flight, and tell what was counted between `mark` and now.
@@ -35,7 +35,7 @@ pub enum Order {
 
 /// I/O to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Work {
+pub struct IoJob {
     /// How addresses follow each other.
     pub pattern: Pattern,
     /// Bytes of one I/O.
@@ -57,6 +57,25 @@ pub struct Work {
     pub sealed_beforehand_bytes: u64,
     /// For random addresses.
     pub seed: u64,
+}
+
+/// One BTIO process's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BtioJob {
+    /// The problem's class.
+    pub class: char,
+    /// How many dumps it writes.
+    pub dumps: u32,
+    /// Which process.
+    pub rank: u32,
+    /// Of how many.
+    pub count: u32,
+    /// Writes in flight.
+    pub depth: u32,
+    /// Tells the contents of one measurement from those of another.
+    pub run: u32,
+    /// Read and compare all, instead of writing.
+    pub verify: bool,
 }
 
 /// To the runner.
@@ -93,11 +112,11 @@ pub struct Volume {
     pub suite: String,
 }
 
-/// Between `mark` and `stop`, without regard to which moment an I/O happened to complete at: each counts with the share of its time that
-/// lies between. With few and long I/Os, or many that complete together, this is their rate where completions are not.
+/// Counts between `mark` and `stop` in which every I/O counts with the share of its time that lies between the two, regardless of when it
+/// completes. With few and long I/Os, or many that complete together, this gives their rate, and counting completions does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Shared {
+pub struct ProratedCounts {
     /// Bytes of block data.
     pub bytes: u64,
     /// What their cryptography came to, in bytes: as many for each byte as from `start` to the last completion.
@@ -116,8 +135,8 @@ pub struct Outcome {
     pub ios: u64,
     /// Bytes of block data in them.
     pub bytes: u64,
-    /// What was shared out: of I/Os that were under way at `mark` or `stop`, the share of their time that lies between.
-    pub shared: Shared,
+    /// The same, but I/Os that were in flight at `mark` or `stop` count in proportion.
+    pub prorated: ProratedCounts,
     /// How long they took.
     pub latency: LatencyCounts,
     /// I/Os that failed, at any time since `start`.

@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::cell::{CellKey, CryptoPerByte, Throughput};
 use crate::cpu::Placement;
-use crate::protocol::{Shared, Work};
-use crate::schedule::{Step, Watch, interleaved, measure_all, pause};
+use crate::protocol::{IoJob, Outcome, ProratedCounts};
+use crate::schedule::{MeasurementStep, Watch, interleaved, measure_all, pause};
 use crate::{BenchError, Cell, Contender, Grid, InitiatorProcess, Latencies, Point, TargetWork, Window};
 use strongroom::units::long_size;
 
@@ -40,8 +41,8 @@ pub struct RawioPlan {
     /// Initiators together seal so many bytes of writes before each measurement, and open nothing in it; a measurement ends early when
     /// these are used up. `None`: they seal and open as they go.
     pub sealed_beforehand_bytes: Option<u64>,
-    /// I/Os count with the share of their time that lies in the measurement (`protocol::Shared`), not when they complete.
-    pub shared: bool,
+    /// I/Os count with the share of their time that lies in the measurement ([`ProratedCounts`]), not when they complete.
+    pub is_prorated: bool,
     /// Who runs where; `None`: not ours to say.
     pub placement: Option<Placement>,
 }
@@ -55,7 +56,7 @@ pub fn run(plan: &RawioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut 
     let points = plan.grid.points();
     let names: Vec<String> = contenders.iter().map(|contender| contender.identity().contender.clone()).collect();
     let steps = interleaved(points.len(), contenders.len(), plan.runs);
-    let name = |step: &Step| format!("{}: {}", names[step.contender], in_words(points[step.point]));
+    let name = |step: &MeasurementStep| format!("{}: {}", names[step.contender], in_words(points[step.point]));
     measure_all(
         &steps,
         watch,
@@ -84,7 +85,7 @@ fn in_words(point: Point) -> String {
 
 pub(crate) fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Point, run: u32) -> Cell {
     let identity = contender.identity();
-    Cell {
+    Cell::empty(CellKey {
         bench: plan.bench.clone(),
         contender: identity.contender.clone(),
         scheme: identity.scheme.clone(),
@@ -96,8 +97,8 @@ pub(crate) fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Poi
         depth: point.depth,
         initiators: point.initiators,
         run,
-        ..Cell::default()
-    }
+        ..CellKey::default()
+    })
 }
 
 /// Waits until no target works on what an earlier measurement left it, but not for ever.
@@ -131,10 +132,10 @@ pub(crate) fn measure(
     let work_before = contender.target_work();
     let initiators = contender.initiators(point.initiators, point.size)?;
     let initiator_pids: Vec<u32> = initiators.iter().map(InitiatorProcess::pid).chain(side_pids).collect();
-    cell.suite.clone_from(&initiators[0].volume.suite);
+    cell.key.suite.clone_from(&initiators[0].volume.suite);
 
-    for (index, work) in shares(plan, point, initiators[0].volume.bytes, cell.run).into_iter().enumerate() {
-        initiators[index].begin(work)?;
+    for (index, job) in jobs(plan, point, initiators[0].volume.bytes, cell.key.run).into_iter().enumerate() {
+        initiators[index].begin(job)?;
     }
     if plan.sealed_beforehand_bytes.is_some() {
         initiators.iter_mut().try_for_each(InitiatorProcess::go)?;
@@ -150,52 +151,103 @@ pub(crate) fn measure(
     let used = window.close()?;
     initiators.iter_mut().try_for_each(InitiatorProcess::say_stop)?;
 
-    let (mut ios, mut bytes, mut elapsed_s) = (0, 0, 0.0f64);
-    let (mut errors, mut first_error) = (0, None);
-    let (mut crypto_bytes, mut encrypted_bytes, mut verified) = (Some(0), Some(0), Some(0));
-    let mut latencies = Latencies::default();
+    let mut totals = Totals::default();
     for initiator in initiators.iter_mut() {
-        let outcome = initiator.wait_stopped()?;
-        let completed = Shared {
+        totals.add(initiator.wait_stopped()?, plan.is_prorated);
+    }
+    if let Some(problem) = totals.problem(plan) {
+        return Ok(cell.failed(problem));
+    }
+    let mut throughput = Throughput::new(totals.ios, totals.moved.bytes, totals.elapsed_s);
+    if plan.is_prorated {
+        throughput.iops = Some(totals.moved.bytes as f64 / point.size as f64 / totals.elapsed_s);
+    }
+    cell.set_measured(throughput, &totals.latencies, &used);
+    cell.verified = totals.verified;
+    let work = work_before.zip(contender.target_work());
+    let target_crypto_per_byte = work.and_then(|work| target_crypto_per_byte(work, totals.moved.bytes));
+    cell.crypto = CryptoPerByte { target_crypto_per_byte, ..totals.crypto_per_byte() };
+    Ok(cell)
+}
+
+/// What all initiators of a measurement did together.
+struct Totals {
+    ios: u64,
+    moved: ProratedCounts,
+    /// Of the initiator that took longest.
+    elapsed_s: f64,
+    latencies: Latencies,
+    errors: u64,
+    first_error: Option<String>,
+    /// Whether every initiator counts its cryptography, and how much of it was encryption.
+    counts_crypto: bool,
+    counts_encryption: bool,
+    /// `None`: one of them compared nothing.
+    verified: Option<u64>,
+}
+
+impl Default for Totals {
+    fn default() -> Totals {
+        Totals {
+            ios: 0,
+            moved: ProratedCounts::default(),
+            elapsed_s: 0.0,
+            latencies: Latencies::default(),
+            errors: 0,
+            first_error: None,
+            counts_crypto: true,
+            counts_encryption: true,
+            verified: Some(0),
+        }
+    }
+}
+
+impl Totals {
+    fn add(&mut self, outcome: Outcome, is_prorated: bool) {
+        let completed = ProratedCounts {
             bytes: outcome.bytes,
             crypto_bytes: outcome.crypto_bytes.unwrap_or(0),
             encrypted_bytes: outcome.encrypted_bytes.unwrap_or(0),
         };
-        let moved = if plan.shared { outcome.shared } else { completed };
-        ios += outcome.ios;
-        bytes += moved.bytes;
-        elapsed_s = elapsed_s.max(outcome.elapsed_ns as f64 / 1e9);
-        errors += outcome.errors;
-        first_error = first_error.or(outcome.first_error);
-        latencies.add(&outcome.latency);
-        crypto_bytes = crypto_bytes.zip(outcome.crypto_bytes).map(|(sum, _)| sum + moved.crypto_bytes);
-        encrypted_bytes = encrypted_bytes.zip(outcome.encrypted_bytes).map(|(sum, _)| sum + moved.encrypted_bytes);
-        verified = verified.zip(outcome.verified).map(|(sum, blocks)| sum + blocks);
+        let moved = if is_prorated { outcome.prorated } else { completed };
+        self.ios += outcome.ios;
+        self.moved.bytes += moved.bytes;
+        self.moved.crypto_bytes += moved.crypto_bytes;
+        self.moved.encrypted_bytes += moved.encrypted_bytes;
+        self.counts_crypto &= outcome.crypto_bytes.is_some();
+        self.counts_encryption &= outcome.encrypted_bytes.is_some();
+        self.elapsed_s = self.elapsed_s.max(outcome.elapsed_ns as f64 / 1e9);
+        self.errors += outcome.errors;
+        self.first_error = self.first_error.take().or(outcome.first_error);
+        self.latencies.add(&outcome.latency);
+        self.verified = self.verified.zip(outcome.verified).map(|(sum, sectors)| sum + sectors);
     }
-    if errors > 0 {
-        let what = first_error.unwrap_or_default();
-        return Ok(cell.failed(format!("{errors} I/Os failed, the first with: {what}")));
+
+    /// Why these numbers must not be used.
+    fn problem(&self, plan: &RawioPlan) -> Option<String> {
+        if self.errors > 0 {
+            let what = self.first_error.as_deref().unwrap_or_default();
+            return Some(format!("{} I/Os failed, the first with: {what}", self.errors));
+        }
+        if plan.sealed_beforehand_bytes.is_some() && self.elapsed_s < MEASURED_MIN.as_secs_f64() {
+            return Some(
+                "nearly all that was sealed beforehand was sent in the warm-up; give more --sealed-beforehand, or less --warm-up"
+                    .into(),
+            );
+        }
+        (self.moved.bytes == 0)
+            .then(|| "no I/O completed in the time of the measurement; give more --seconds".to_owned())
     }
-    if plan.sealed_beforehand_bytes.is_some() && elapsed_s < MEASURED_MIN.as_secs_f64() {
-        return Ok(cell.failed(
-            "nearly all that was sealed beforehand was sent in the warm-up; give more --sealed-beforehand, or less --warm-up",
-        ));
+
+    /// The initiators' part.
+    fn crypto_per_byte(&self) -> CryptoPerByte {
+        let per_byte = |is_counted: bool, bytes: u64| is_counted.then(|| bytes as f64 / self.moved.bytes as f64);
+        CryptoPerByte {
+            initiator_crypto_per_byte: per_byte(self.counts_crypto, self.moved.crypto_bytes),
+            initiator_encrypted_per_byte: per_byte(self.counts_encryption, self.moved.encrypted_bytes),
+            ..CryptoPerByte::default()
+        }
     }
-    if bytes == 0 {
-        return Ok(cell.failed("no I/O completed in the time of the measurement; give more --seconds"));
-    }
-    cell.set_moved(ios, bytes, elapsed_s);
-    if plan.shared {
-        cell.iops = Some(bytes as f64 / point.size as f64 / elapsed_s);
-    }
-    cell.set_latency(&latencies);
-    cell.set_used(&used);
-    cell.verified = verified;
-    cell.initiator_crypto_per_byte = crypto_bytes.map(|crypto| crypto as f64 / bytes as f64);
-    cell.initiator_encrypted_per_byte = encrypted_bytes.map(|encrypted| encrypted as f64 / bytes as f64);
-    let work = work_before.zip(contender.target_work());
-    cell.target_crypto_per_byte = work.and_then(|work| target_crypto_per_byte(work, bytes));
-    Ok(cell)
 }
 
 /// Waits, but no longer than each initiator has something to write.
@@ -227,11 +279,11 @@ fn target_crypto_per_byte((before, after): (TargetWork, TargetWork), moved: u64)
 }
 
 /// Each initiator has a part of the volume for itself.
-pub(crate) fn shares(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32) -> Vec<Work> {
+pub(crate) fn jobs(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32) -> Vec<IoJob> {
     // Whole I/Os, on boundaries that suit every size up to 1 MiB.
     let unit = point.size.max(1 << 20).min(volume_bytes.max(1));
     let len = volume_bytes / u64::from(point.initiators) / unit * unit;
-    let work = |index: u32| Work {
+    let job = |index: u32| IoJob {
         pattern: point.pattern,
         size: point.size,
         depth: point.depth,
@@ -244,7 +296,7 @@ pub(crate) fn shares(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32
             .map_or(0, |bytes| bytes.div_ceil(point.initiators.into())),
         seed: (u64::from(run) << 16) | (u64::from(index) + 1),
     };
-    (0..point.initiators).map(work).collect()
+    (0..point.initiators).map(job).collect()
 }
 
 #[cfg(test)]
@@ -253,7 +305,7 @@ mod tests {
     use crate::Pattern;
 
     #[test]
-    fn shares_do_not_overlap_and_hold_whole_ios() {
+    fn jobs_do_not_overlap_and_hold_whole_ios() {
         let grid = Grid { patterns: Pattern::ALL.to_vec(), sizes: vec![4096], depths: vec![1], initiators: vec![3] };
         let point = grid.points()[0];
         let plan = RawioPlan {
@@ -265,14 +317,14 @@ mod tests {
             verify: false,
             parts: false,
             sealed_beforehand_bytes: None,
-            shared: false,
+            is_prorated: false,
             placement: None,
         };
-        let shares = shares(&plan, point, 100 << 20, 2);
-        for pair in shares.windows(2) {
+        let jobs = jobs(&plan, point, 100 << 20, 2);
+        for pair in jobs.windows(2) {
             assert!(pair[0].start + pair[0].len <= pair[1].start && pair[0].seed != pair[1].seed);
         }
-        assert!(shares.iter().all(|work| work.len.is_multiple_of(1 << 20) && work.len > 30 << 20));
+        assert!(jobs.iter().all(|job| job.len.is_multiple_of(1 << 20) && job.len > 30 << 20));
         assert_eq!(in_words(point), "4 KiB seqread, depth 1, 3 initiators");
     }
 

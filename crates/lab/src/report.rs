@@ -2,10 +2,12 @@
 //! knows more than the lines say.
 
 mod experiment;
+mod figures;
 mod goal;
 mod html;
 mod laziness;
 mod markdown;
+mod measure;
 mod png;
 mod summary;
 mod wan;
@@ -19,7 +21,8 @@ use strongroom::plot::draw;
 
 use crate::{BenchError, Results};
 
-pub use experiment::{Experiment, Measure};
+pub use experiment::Experiment;
+pub use measure::Measure;
 pub use summary::{Row, Spread, Summary};
 
 /// Where to put what.
@@ -61,7 +64,7 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
     if let Some(directory) = &outputs.plots {
         fs::create_dir_all(directory).map_err(|error| BenchError::file(directory, error))?;
         for summary in &summaries {
-            for figure in summary.figures() {
+            for figure in figures::figures(summary) {
                 let svg = draw(&figure);
                 let path = directory.join(format!("{}.svg", figure.name));
                 put(&path, svg.as_bytes(), &mut written)?;
@@ -76,15 +79,14 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
     }
     if let Some(path) = &outputs.markdown {
         let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
-        let section =
-            markdown::section(results, &summaries, plots.as_deref(), ("What the experiments say", "make bench"), "");
+        let section = markdown::section(results, &summaries, plots.as_deref(), "What the experiments say", "");
         let before = fs::read_to_string(path).unwrap_or_default();
         put(path, replace_section(&before, &section, MARKS).as_bytes(), &mut written)?;
     }
     if let Some(path) = &outputs.wan {
         let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
-        let about = ("Writes over a long way", "make bench-wan");
-        let section = markdown::section(results, &summaries, plots.as_deref(), about, &wan_goals::table(&summaries));
+        let (title, judged) = ("Writes over a long way", wan_goals::table(&summaries));
+        let section = markdown::section(results, &summaries, plots.as_deref(), title, &judged);
         let before = fs::read_to_string(path).unwrap_or_default();
         put(path, replace_section(&before, &section, WAN_MARKS).as_bytes(), &mut written)?;
     }

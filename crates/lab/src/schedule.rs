@@ -1,5 +1,5 @@
-//! In which order things are measured, and who watches: repetitions interleave the contenders, so that whatever the machine
-//! does meanwhile hits all alike, and the contender that goes first changes from run to run.
+//! In which order things are measured, and who watches: repetitions interleave the contenders, so that other load on the
+//! machine affects all alike, and the contender that goes first changes from run to run.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ pub trait Watch {
 
 /// One measurement to make: indices of what to measure, of whom, and the repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct MeasurementStep {
     /// Which cell.
     pub point: usize,
     /// Which contender.
@@ -33,12 +33,12 @@ pub struct Step {
 }
 
 /// All measurements in order: cell by cell, in each all runs, in each run all contenders, another one first each time.
-pub fn interleaved(points: usize, contenders: usize, runs: u32) -> Vec<Step> {
+pub fn interleaved(points: usize, contenders: usize, runs: u32) -> Vec<MeasurementStep> {
     let mut steps = Vec::with_capacity(points * contenders * runs as usize);
     for point in 0..points {
         for run in 0..runs {
             for turn in 0..contenders {
-                steps.push(Step { point, contender: (turn + point + run as usize) % contenders, run });
+                steps.push(MeasurementStep { point, contender: (turn + point + run as usize) % contenders, run });
             }
         }
     }

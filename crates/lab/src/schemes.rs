@@ -1,4 +1,4 @@
-//! Which schemes there are: plain iSCSI, and whatever the channel can do. A scheme that is added there is measured here.
+//! Which schemes there are: plain iSCSI, and every scheme of the channel. A scheme that is added there is measured here.
 
 use strongroom_block::Mode;
 use strongroom_channel::Scheme;

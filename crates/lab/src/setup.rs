@@ -16,7 +16,7 @@ pub struct Setup {
     pub suite: Suite,
     /// Who has the keys of what is sealed.
     pub custody: Custody,
-    /// Bytes that are sealed as one, whatever the size of an I/O; `None`: 4 KiB, or less for smaller I/Os.
+    /// Bytes that are sealed as one, at any size of I/O; `None`: 4 KiB, or less for smaller I/Os.
     pub seal_bytes: Option<u64>,
     /// Consecutive blocks that share a block key (custody `target`); `None`: one for each.
     pub blocks_per_key: Option<NonZeroU32>,

@@ -4,6 +4,7 @@
 //! The receiver is a process, the sender another; each message is written by itself, as ttcp did.
 
 mod ends;
+pub(crate) mod protection;
 mod tls;
 
 use std::io::{self, Write};
@@ -12,107 +13,22 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-use strongroom_block::Suite;
-use strongroom_channel::Scheme;
-
-use crate::driver::Engine;
-use crate::ours::Crew;
-use crate::protocol::{Outcome, Volume, Work};
+use crate::cell::CellKey;
+use crate::engine::Engine;
+use crate::ours::InitiatorPool;
+use crate::protocol::{IoJob, Outcome, Volume};
 use crate::rawio::{self, RawioPlan};
 use crate::schedule::Watch;
 use crate::{
     Background, BenchError, Cell, Contender, Grid, Identity, InitiatorProcess, Pattern, Placement, ProcessKind,
 };
 
+pub use protection::Protection;
+
 use ends::{Receiver, Sender};
 
 /// How long the receiver may take to listen.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// What stands between the two ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Protection {
-    /// Nothing.
-    Tcp,
-    /// A channel of this scheme and suite, with block data in it: sealed by somebody else where the scheme leaves that to others.
-    Channel(Scheme, Suite),
-    /// TLS 1.3 with AES-256-GCM, by the library that our handshakes use.
-    Tls,
-}
-
-impl Protection {
-    /// All of them with the usual suite, in the paper's order between nothing and TLS.
-    pub fn all() -> Vec<Protection> {
-        let channels = Scheme::ALL.iter().map(|&scheme| Protection::Channel(scheme, Suite::default()));
-        [Protection::Tcp].into_iter().chain(channels).chain([Protection::Tls]).collect()
-    }
-
-    /// The same with another suite, where there is a choice of one.
-    #[must_use]
-    pub fn with_suite(self, suite: Suite) -> Protection {
-        match self {
-            Protection::Channel(scheme, _) => Protection::Channel(scheme, suite),
-            Protection::Tcp | Protection::Tls => self,
-        }
-    }
-
-    /// As on the command line and in results: `tcp`, `S2-5`, `S2-1 aes-128-gcm`.
-    pub fn name(self) -> String {
-        match self {
-            Protection::Tcp => "tcp".into(),
-            Protection::Channel(scheme, suite) if suite == Suite::default() => scheme.name().into(),
-            Protection::Channel(scheme, suite) => format!("{scheme} {suite}"),
-            Protection::Tls => "tls".into(),
-        }
-    }
-
-    fn suite(self) -> &'static str {
-        match self {
-            Protection::Tcp => "none",
-            Protection::Channel(_, suite) => suite.name(),
-            Protection::Tls => Suite::Aes256Gcm.name(),
-        }
-    }
-
-    fn scheme(self) -> &'static str {
-        match self {
-            Protection::Tcp => "none",
-            Protection::Channel(scheme, _) => scheme.name(),
-            Protection::Tls => "TLS 1.3",
-        }
-    }
-}
-
-impl From<Protection> for String {
-    fn from(protection: Protection) -> String {
-        protection.name()
-    }
-}
-
-impl TryFrom<String> for Protection {
-    type Error = BenchError;
-    fn try_from(text: String) -> Result<Protection, BenchError> {
-        text.parse()
-    }
-}
-
-impl std::str::FromStr for Protection {
-    type Err = BenchError;
-    fn from_str(text: &str) -> Result<Protection, BenchError> {
-        let (name, suite) = text.split_once(' ').map_or((text, None), |(name, suite)| (name, Some(suite)));
-        let suite = suite.map(str::parse::<Suite>).transpose().map_err(|error| BenchError::Asked(error.to_string()))?;
-        let found = match name.parse::<Scheme>() {
-            Ok(scheme) => Some(Protection::Channel(scheme, suite.unwrap_or_default())),
-            Err(_) => [Protection::Tcp, Protection::Tls].into_iter().find(|it| it.name().eq_ignore_ascii_case(text)),
-        };
-        found.ok_or_else(|| {
-            let names = Protection::all().into_iter().map(Protection::name).collect::<Vec<_>>().join(", ");
-            BenchError::Asked(format!("'{text}' is no protection of a stream; choose from {names}"))
-        })
-    }
-}
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -160,7 +76,7 @@ pub fn run(plan: &StreamPlan, watch: &mut dyn Watch) -> Result<(), BenchError> {
         verify: false,
         parts: false,
         sealed_beforehand_bytes: None,
-        shared: false,
+        is_prorated: false,
         placement: Some(plan.placement.clone()),
     };
     rawio::run(&rawio, &mut contenders, &mut AsMessages(watch))
@@ -174,7 +90,8 @@ impl Watch for AsMessages<'_> {
         self.0.step(done, total, left, what);
     }
     fn cell(&mut self, cell: &Cell) -> Result<(), BenchError> {
-        self.0.cell(&Cell { pattern: "messages".into(), depth: 0, ..cell.clone() })
+        let key = CellKey { pattern: "messages".into(), depth: 0, ..cell.key.clone() };
+        self.0.cell(&Cell { key, ..cell.clone() })
     }
     fn is_stopped(&self) -> bool {
         self.0.is_stopped()
@@ -184,7 +101,7 @@ impl Watch for AsMessages<'_> {
 /// A receiver in a process of its own, and its sender.
 struct Stream {
     identity: Identity,
-    crew: Crew,
+    initiators: InitiatorPool,
     receiver: Background,
     engine: Engine,
 }
@@ -203,8 +120,8 @@ impl Stream {
         let address = receiver.wait_until(READY_TIMEOUT, |receiver| {
             receiver.log().lines().find_map(|line| line.strip_prefix("receiving on ").map(str::to_owned))
         })?;
-        let crew = Crew::new(&plan.lab_binary, &plan.directory, Some(plan.placement.clone()), &name.replace(' ', "-"));
-        let crew = crew.of_kind(process);
+        let placement = Some(plan.placement.clone());
+        let initiators = InitiatorPool::new(&plan.lab_binary, &plan.directory, placement, &name.replace(' ', "-"));
         let identity = Identity {
             contender: name,
             scheme: protection.scheme().into(),
@@ -212,7 +129,8 @@ impl Stream {
             process: process.name().into(),
             medium: "nothing".into(),
         };
-        Ok(Stream { identity, crew, receiver, engine: Engine::Stream { address, protection } })
+        let engine = Engine::Stream { address, protection };
+        Ok(Stream { identity, initiators: initiators.of_kind(process), receiver, engine })
     }
 }
 
@@ -227,11 +145,11 @@ impl Contender for Stream {
 
     fn initiators(&mut self, count: u32, _size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
         let engine = &self.engine;
-        self.crew.attach_with(count, self.identity.contender.as_str(), false, |_, _| engine.clone())
+        self.initiators.attach_with(count, self.identity.contender.as_str(), false, |_, _| engine.clone())
     }
 }
 
-/// The receiver's process: takes in whatever is sent, one connection after the other, for ever.
+/// The receiver's process: takes in what is sent, one connection after the other, until it is killed.
 ///
 /// # Errors
 /// If it cannot listen.
@@ -240,7 +158,7 @@ pub fn receive(protection: Protection, mut said: impl Write) -> io::Result<()> {
     writeln!(said, "receiving on {}", listener.local_addr()?)?;
     said.flush()?;
     for stream in listener.incoming() {
-        // A sender that goes ends its connection; the next one begins anew.
+        // A sender that ends closes its connection; the next one opens another.
         if let Err(error) = Receiver::new(protection, stream?).and_then(Receiver::take_all) {
             writeln!(said, "{error}")?;
         }
@@ -251,7 +169,7 @@ pub fn receive(protection: Protection, mut said: impl Write) -> io::Result<()> {
 /// A sender, attached to a receiver; the counterpart of a load on a volume.
 pub(crate) struct StreamLoad {
     sender: Sender,
-    work: Work,
+    job: IoJob,
     message: Vec<u8>,
     messages: u64,
     marked: Instant,
@@ -262,15 +180,15 @@ pub(crate) struct StreamLoad {
 const BATCH_BYTES: u64 = 256 << 10;
 
 impl StreamLoad {
-    pub(crate) fn new(address: &str, protection: Protection, work: Work) -> Result<StreamLoad, String> {
+    pub(crate) fn new(address: &str, protection: Protection, job: IoJob) -> Result<StreamLoad, String> {
         let connected = TcpStream::connect(address).and_then(|stream| Sender::new(protection, stream));
         let sender = connected.map_err(|error| format!("cannot reach the receiver at {address}: {error}"))?;
-        let message = (0..work.size).map(|at| crate::pattern::mix(at) as u8).collect();
-        Ok(StreamLoad { sender, work, message, messages: 0, marked: Instant::now(), error: None })
+        let message = (0..job.size).map(|at| crate::pattern::mix(at) as u8).collect();
+        Ok(StreamLoad { sender, job, message, messages: 0, marked: Instant::now(), error: None })
     }
 
     pub(crate) fn step(&mut self) {
-        for _ in 0..(BATCH_BYTES / self.work.size).max(1) {
+        for _ in 0..(BATCH_BYTES / self.job.size).max(1) {
             if self.error.is_some() {
                 // Orders still come; there is nothing else to do.
                 return std::thread::sleep(Duration::from_millis(1));
@@ -291,7 +209,7 @@ impl StreamLoad {
         Outcome {
             elapsed_ns: self.marked.elapsed().as_nanos() as u64,
             ios: self.messages,
-            bytes: self.messages * self.work.size,
+            bytes: self.messages * self.job.size,
             errors: u64::from(self.error.is_some()),
             first_error: self.error,
             ..Outcome::default()
@@ -323,6 +241,8 @@ fn sent_and_received(protection: Protection, sizes: &[usize]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use strongroom_block::Suite;
+
     use super::*;
 
     #[test]

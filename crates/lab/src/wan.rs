@@ -21,12 +21,13 @@ use strongroom_block::{BlockSize, Suite};
 use strongroom_initiator::model::{Conditions, Paper, SEALED_BLOCK_BYTES, block_data_rate};
 use strongroom_wan::{End, Lab, Profile};
 
-use crate::driver::{Engine, How};
+use crate::cell::{CellKey, LinkConditions, ModelPrediction};
+use crate::engine::{AttachSettings, Engine};
 use crate::rawio::{self, RawioPlan};
 use crate::schedule::{Watch, interleaved, measure_all, pause};
 use crate::{
-    BenchError, Cell, Contender, Crew, Grid, Identity, InitiatorProcess, Ours, Pattern, Placement, Point, ProcessKind,
-    TargetWork,
+    BenchError, Cell, Contender, Grid, Identity, InitiatorPool, InitiatorProcess, Ours, Pattern, Placement, Point,
+    ProcessKind, TargetWork,
 };
 
 pub use setting::Setting;
@@ -44,11 +45,11 @@ const ROUND_TRIPS_WARM_UP: u32 = 4;
 const WRITES_MIN: u32 = 8;
 /// and for so many times what all that is under way takes.
 const CYCLES_MIN: u32 = 2;
-/// BBR stops sending for a fifth of a second when it has not seen the way without a queue for ten seconds, and sees it after a pause. A
+/// BBR stops sending for a fifth of a second when it has not seen the path without a queue for ten seconds, and sees it after a pause. A
 /// connection that is used for less than this at a time never does that in the middle of a measurement.
 const PAUSE_AFTER: Duration = Duration::from_secs(9);
 const PAUSE_EXPIRED: Duration = Duration::from_millis(10_200);
-/// How often the way is looked at before its round trip is believed.
+/// How many round trips are measured before their median is believed.
 const PINGS: usize = 15;
 
 /// What to measure, and for how long.
@@ -122,7 +123,7 @@ impl WanPlan {
             verify: false,
             parts: false,
             sealed_beforehand_bytes: None,
-            shared: true,
+            is_prorated: true,
             placement: Some(self.placement.clone()),
         }
     }
@@ -135,9 +136,9 @@ pub struct WanContender {
     setting: Setting,
     suite: Suite,
     targets: Rc<Vec<Ours>>,
-    crew: Crew,
+    pool: InitiatorPool,
     size_max: u64,
-    /// `None`: whoever is measured next begins with new connections.
+    /// `None`: the next measurement begins with new connections.
     connections: Option<Connections>,
 }
 
@@ -164,14 +165,20 @@ impl Connections {
 
 impl WanContender {
     /// Initiators in `namespace`, for `targets` (one or more, all of the same scheme and suite), none started yet.
-    pub fn new(setting: Setting, suite: Suite, targets: Rc<Vec<Ours>>, crew: Crew, size_max: u64) -> WanContender {
+    pub fn new(
+        setting: Setting,
+        suite: Suite,
+        targets: Rc<Vec<Ours>>,
+        pool: InitiatorPool,
+        size_max: u64,
+    ) -> WanContender {
         let contender = setting.to_string();
         let scheme = setting.scheme().name().to_owned();
         let (row, process) = (String::new(), ProcessKind::default().name().to_owned());
         let medium = targets.first().map(|target| target.identity().medium.clone()).unwrap_or_default();
         let identity = Identity { contender, scheme, row, process, medium };
         let size_max = size_max.max(TEACHING_WRITE_BYTES);
-        WanContender { identity, setting, suite, targets, crew, size_max, connections: None }
+        WanContender { identity, setting, suite, targets, pool, size_max, connections: None }
     }
 }
 
@@ -202,16 +209,16 @@ impl WanContender {
         if self.connections.is_some() {
             return Ok(());
         }
-        self.crew.anew();
+        self.pool.reconnect();
         let size = self.setting.teaching_size(point.size);
         let initiators = self.initiators(point.initiators, size)?;
         let since = Instant::now();
-        let mut works = rawio::shares(rawio, Point { size, ..point }, initiators[0].volume.bytes, run);
+        let mut jobs = rawio::jobs(rawio, Point { size, ..point }, initiators[0].volume.bytes, run);
         // Who waits for each write finds the link by itself, and would not find all of it beside others.
         let together = if point.depth == 1 { 1 } else { initiators.len() };
         for group in initiators.chunks_mut(together) {
-            let works = works.drain(..group.len()).collect::<Vec<_>>();
-            group.iter_mut().zip(works).try_for_each(|(initiator, work)| initiator.begin(work))?;
+            let jobs = jobs.drain(..group.len()).collect::<Vec<_>>();
+            group.iter_mut().zip(jobs).try_for_each(|(initiator, job)| initiator.begin(job))?;
             pause(2 * delay * ROUND_TRIPS_TEACHING, watch)?;
             group.iter_mut().try_for_each(InitiatorProcess::say_stop)?;
             for initiator in group {
@@ -239,22 +246,22 @@ impl Contender for WanContender {
     }
 
     fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
-        let mut hows: Vec<How> = Vec::new();
+        let mut targets: Vec<AttachSettings> = Vec::new();
         for target in self.targets.iter() {
-            hows.push(target.how(target.block_size_for(size)?));
+            targets.push(target.attach_settings(target.block_size_for(size)?));
         }
         let is_sealed = self.setting.scheme().sealing().is_some();
         let (setting, size_max) = (self.setting, self.size_max);
-        self.crew.attach_with(count, &hows[0].url, false, |index, is_new| {
-            let mut how = hows[index % hows.len()].clone();
-            how.initiator_name = Some(format!("iqn.2026-11.org.strongroom:wan-{}-{index}", setting.pipeline()));
-            how.pipeline = Some(setting.pipeline());
-            how.in_flight = setting.depth(SEALED_BLOCK_BYTES, u64::MAX / OFFERED_TIMES);
-            // One write is one command, whatever its size.
-            how.transfer_bytes_max = Some(size_max);
+        self.pool.attach_with(count, &targets[0].url, false, |index, is_new| {
+            let mut settings = targets[index % targets.len()].clone();
+            settings.initiator_name = Some(format!("iqn.2026-11.org.strongroom:wan-{}-{index}", setting.pipeline()));
+            settings.pipeline = Some(setting.pipeline());
+            settings.in_flight = setting.depth(SEALED_BLOCK_BYTES, u64::MAX / OFFERED_TIMES);
+            // One write of any size is one command.
+            settings.transfer_bytes_max = Some(size_max);
             // Each target's volume is sealed once.
-            how.format = is_sealed && is_new && index < hows.len();
-            Engine::Strongroom(how)
+            settings.format = is_sealed && is_new && index < targets.len();
+            Engine::Strongroom(settings)
         })
     }
 
@@ -269,9 +276,9 @@ impl Contender for WanContender {
     }
 }
 
-/// What was measured of the way alone, at one delay.
+/// What was measured of the link alone, at one delay.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct LinkMeasurement {
     rtt: Duration,
     socket_bytes_per_second: f64,
 }
@@ -287,80 +294,120 @@ pub fn run(
     watch: &mut dyn Watch,
 ) -> Result<(), BenchError> {
     plan.check()?;
-    let block_size = BlockSize::new(SEALED_BLOCK_BYTES).expect("a power of two");
-    let mut rates: Vec<(Suite, f64)> = Vec::new();
-    for contender in contenders.iter() {
-        if !rates.iter().any(|(suite, _)| *suite == contender.suite) {
-            rates.push((contender.suite, seal_rate(contender.suite, block_size)));
-        }
-    }
     let points = plan.grid(1).points();
     let names: Vec<String> = contenders.iter().map(|contender| contender.identity.contender.clone()).collect();
+    let settings: Vec<Setting> = contenders.iter().map(|contender| contender.setting).collect();
     let mut steps = Vec::new();
-    for delay in 0..plan.delays.len() {
+    for &delay in &plan.delays {
         steps.extend(interleaved(points.len(), contenders.len(), plan.runs).into_iter().map(|step| (delay, step)));
     }
-    let words = |(delay, step): &(usize, crate::Step)| {
-        let point = points[step.point];
-        format!("{}: {} over {:?}", names[step.contender], long_size(point.size), plan.delays[*delay])
+    let words = |(delay, step): &(Duration, crate::MeasurementStep)| {
+        format!("{}: {} over {delay:?}", names[step.contender], long_size(points[step.point].size))
     };
-    let mut way: Option<(usize, Way)> = None;
-    let settings: Vec<Setting> = contenders.iter().map(|contender| contender.setting).collect();
-    let weight = |(delay, step): &(usize, crate::Step)| {
-        let delay = plan.delays[*delay];
-        let point = plan.point_of(settings[step.contender], delay, points[step.point]);
-        let rawio = plan.as_rawio(delay, point.size, point.depth);
+    let weight = |(delay, step): &(Duration, crate::MeasurementStep)| {
+        let point = plan.point_of(settings[step.contender], *delay, points[step.point]);
+        let rawio = plan.as_rawio(*delay, point.size, point.depth);
         (rawio.time + rawio.warm_up + COUNTERS_LATE).as_secs_f64()
     };
-    measure_all(&steps, watch, words, weight, |(delay_at, step), watch| {
-        let delay = plan.delays[*delay_at];
-        let way = match way {
-            Some((at, way)) if at == *delay_at => way,
-            _ => {
-                let found = look(plan, lab, delay)?;
-                way = Some((*delay_at, found));
-                found
-            }
+    let seal_rates = SealRates::measure(contenders);
+    let mut at: Option<(Duration, LinkMeasurement)> = None;
+    measure_all(&steps, watch, words, weight, |(delay, step), watch| {
+        let link = match at {
+            Some((at, link)) if at == *delay => link,
+            _ => at.insert((*delay, measure_link(plan, lab, *delay)?)).1,
         };
-        let contender = &mut contenders[step.contender];
-        let point = plan.point_of(contender.setting, delay, points[step.point]);
-        let rawio = plan.as_rawio(delay, point.size, point.depth);
-        let mut empty = rawio::empty_cell(&rawio, contender, point, step.run);
-        // The depth is the setting's, and so no place in the grid.
-        empty.depth = 0;
-        empty.pattern = format!("{} one way", milliseconds(delay));
-        empty.delay_ms = Some(delay.as_secs_f64() * 1e3);
-        empty.link.clone_from(&plan.link_in_words);
-        empty.targets = Some(contender.targets.len() as u32);
-        let prepared = contender.prepare(&rawio, delay, point, step.run, watch);
-        let before = (lab.counts(End::Near).offered_bytes, contender.target_work());
-        match prepared.and_then(|()| rawio::measure(&rawio, contender, point, empty.clone(), watch)) {
-            Ok(mut cell) if cell.error.is_none() => {
-                let rate = rates.iter().find(|(suite, _)| *suite == contender.suite).map_or(0.0, |(_, rate)| *rate);
-                put_model(plan, &mut cell, contender.setting, way, rate);
-                pause(COUNTERS_LATE, watch)?;
-                // From the first byte of the warm-up to the last answer, on both sides of the division.
-                let sent = lab.counts(End::Near).offered_bytes - before.0;
-                let written = before.1.zip(contender.target_work());
-                let written = written.and_then(|(before, after)| after.data_bytes.checked_sub(before.data_bytes));
-                cell.wire_per_byte = written.filter(|bytes| *bytes > 0).map(|bytes| sent as f64 / bytes as f64);
-                Ok(cell)
-            }
-            Ok(cell) => {
-                contender.connections = None;
-                Ok(cell)
-            }
-            Err(BenchError::Stopped) => Err(BenchError::Stopped),
-            Err(error) => {
-                contender.connections = None;
-                Ok(empty.failed(error))
-            }
-        }
+        let measurement = CellMeasurement { plan, lab, link, delay: *delay, seal_rates: &seal_rates };
+        measurement.run(&mut contenders[step.contender], points[step.point], step.run, watch)
     })
 }
 
-/// Sets the link's delay, and looks at the way alone.
-fn look(plan: &WanPlan, lab: &Lab, delay: Duration) -> Result<Way, BenchError> {
+/// How fast one thread seals, by suite.
+struct SealRates(Vec<(Suite, f64)>);
+
+impl SealRates {
+    fn measure(contenders: &[WanContender]) -> SealRates {
+        let block_size = BlockSize::new(SEALED_BLOCK_BYTES).expect("a power of two");
+        let mut rates: Vec<(Suite, f64)> = Vec::new();
+        for contender in contenders {
+            if !rates.iter().any(|(suite, _)| *suite == contender.suite) {
+                rates.push((contender.suite, seal_rate(contender.suite, block_size)));
+            }
+        }
+        SealRates(rates)
+    }
+
+    /// In bytes a second.
+    fn of(&self, suite: Suite) -> f64 {
+        self.0.iter().find(|(of, _)| *of == suite).map_or(0.0, |(_, rate)| *rate)
+    }
+}
+
+/// One cell to measure: over which link, at which delay.
+struct CellMeasurement<'a> {
+    plan: &'a WanPlan,
+    lab: &'a Lab,
+    link: LinkMeasurement,
+    delay: Duration,
+    seal_rates: &'a SealRates,
+}
+
+impl CellMeasurement<'_> {
+    fn run(&self, contender: &mut WanContender, point: Point, run: u32, watch: &dyn Watch) -> Result<Cell, BenchError> {
+        let point = self.plan.point_of(contender.setting, self.delay, point);
+        let rawio = self.plan.as_rawio(self.delay, point.size, point.depth);
+        let empty = self.empty_cell(&rawio, contender, point, run);
+        let measured = self.measure(&rawio, contender, point, empty.clone(), watch);
+        if !matches!(&measured, Ok(cell) if cell.error.is_none()) {
+            contender.connections = None;
+        }
+        match measured {
+            Err(BenchError::Stopped) => Err(BenchError::Stopped),
+            Err(error) => Ok(empty.failed(error)),
+            Ok(cell) => Ok(cell),
+        }
+    }
+
+    fn empty_cell(&self, rawio: &RawioPlan, contender: &WanContender, point: Point, run: u32) -> Cell {
+        let mut cell = rawio::empty_cell(rawio, contender, point, run);
+        // The depth is the setting's, and so no place in the grid.
+        cell.key.depth = 0;
+        cell.key.pattern = format!("{} one way", milliseconds(self.delay));
+        cell.link = LinkConditions {
+            delay_ms: Some(self.delay.as_secs_f64() * 1e3),
+            description: self.plan.link_in_words.clone(),
+            targets: Some(contender.targets.len() as u32),
+        };
+        cell
+    }
+
+    fn measure(
+        &self,
+        rawio: &RawioPlan,
+        contender: &mut WanContender,
+        point: Point,
+        empty: Cell,
+        watch: &dyn Watch,
+    ) -> Result<Cell, BenchError> {
+        contender.prepare(rawio, self.delay, point, empty.key.run, watch)?;
+        let (sent_before, written_before) = (self.lab.counts(End::Near).offered_bytes, contender.target_work());
+        let mut cell = rawio::measure(rawio, contender, point, empty, watch)?;
+        if cell.error.is_some() {
+            return Ok(cell);
+        }
+        let seal_rate = self.seal_rates.of(contender.suite);
+        cell.model = predict(self.plan, &cell.key, contender.setting, self.link, seal_rate);
+        pause(COUNTERS_LATE, watch)?;
+        // From the first byte of the warm-up to the last answer, on both sides of the division.
+        let sent = self.lab.counts(End::Near).offered_bytes - sent_before;
+        let written = written_before.zip(contender.target_work());
+        let written = written.and_then(|(before, after)| after.data_bytes.checked_sub(before.data_bytes));
+        cell.model.wire_per_byte = written.filter(|bytes| *bytes > 0).map(|bytes| sent as f64 / bytes as f64);
+        Ok(cell)
+    }
+}
+
+/// Sets the link's delay, and measures the link alone.
+fn measure_link(plan: &WanPlan, lab: &Lab, delay: Duration) -> Result<LinkMeasurement, BenchError> {
     let failed = |error: strongroom_wan::LabError| BenchError::Asked(error.to_string());
     lab.change(&plan.link_at(delay)).map_err(failed)?;
     let mut trips = lab.measure_round_trips(PINGS).map_err(failed)?;
@@ -368,36 +415,39 @@ fn look(plan: &WanPlan, lab: &Lab, delay: Duration) -> Result<Way, BenchError> {
     let rtt = trips.get(trips.len() / 2).copied().unwrap_or(2 * delay);
     let seconds = plan.socket_seconds.max((2 * delay * ROUND_TRIPS_SOCKET).as_secs_f64().ceil() as usize);
     let stream = lab.measure_stream(seconds).map_err(failed)?;
-    Ok(Way { rtt, socket_bytes_per_second: stream.bits_per_s(seconds / 2) / 8.0 })
+    Ok(LinkMeasurement { rtt, socket_bytes_per_second: stream.bits_per_s(seconds / 2) / 8.0 })
 }
 
 /// What the paper's equations say of this cell.
-fn put_model(plan: &WanPlan, cell: &mut Cell, setting: Setting, way: Way, seal_rate: f64) {
+fn predict(plan: &WanPlan, key: &CellKey, setting: Setting, link: LinkMeasurement, seal_rate: f64) -> ModelPrediction {
     let conditions = Conditions {
-        rtt: way.rtt,
-        link_bytes_per_second: block_data_rate(way.socket_bytes_per_second, cell.size),
+        rtt: link.rtt,
+        link_bytes_per_second: block_data_rate(link.socket_bytes_per_second, key.size),
         seal_bytes_per_second_per_worker: seal_rate,
         // S2-1 is decrypted by the target; sealed blocks are stored as they come.
         target_bytes_per_second: if setting == Setting::EagerOneAtATime { seal_rate } else { f64::INFINITY },
-        block_bytes: cell.size,
-        round_trips: if cell.size <= plan.first_burst_bytes { 1 } else { 2 },
+        block_bytes: key.size,
+        round_trips: if key.size <= plan.first_burst_bytes { 1 } else { 2 },
     };
     let (one, limit) = setting.modelled(&conditions);
-    let all = conditions.throughput_of_several(one, setting.depth_modelled(&conditions), cell.initiators);
-    let is_full = one * f64::from(cell.initiators.max(1)) > conditions.link_bytes_per_second;
+    let all = conditions.throughput_of_several(one, setting.depth_modelled(&conditions), key.initiators);
+    let is_full = one * f64::from(key.initiators.max(1)) > conditions.link_bytes_per_second;
     let limit = if is_full { "link" } else { limit.name() };
     let paper = Paper {
-        rtt: way.rtt,
+        rtt: link.rtt,
         socket: conditions.link_bytes_per_second,
         enc_th: seal_rate,
         dec_th: conditions.target_bytes_per_second,
     };
     const MIB: f64 = 1_048_576.0;
-    cell.link_payload_mib_s = plan.link.payload_bits_per_s().map(|rate| rate / 8.0 / MIB);
-    cell.socket_mib_s = Some(way.socket_bytes_per_second / MIB);
-    cell.model_mib_s = Some(all / MIB);
-    limit.clone_into(&mut cell.limit);
-    cell.ideal_n = Some(paper.ideal_n(cell.size as f64));
+    ModelPrediction {
+        link_payload_mib_s: plan.link.payload_bits_per_s().map(|rate| rate / 8.0 / MIB),
+        socket_mib_s: Some(link.socket_bytes_per_second / MIB),
+        model_mib_s: Some(all / MIB),
+        limit: limit.to_owned(),
+        ideal_n: Some(paper.ideal_n(key.size as f64)),
+        wire_per_byte: None,
+    }
 }
 
 /// `64 ms`, `0.5 ms`.
@@ -433,11 +483,11 @@ mod tests {
             first_burst_bytes: 256 << 10,
             placement: Placement::usual(),
         };
-        let way = Way { rtt: Duration::from_millis(128), socket_bytes_per_second: 12e6 };
+        let link = LinkMeasurement { rtt: Duration::from_millis(128), socket_bytes_per_second: 12e6 };
         let cell = |setting: Setting, size, initiators| {
-            let mut cell = Cell { size, initiators, ..Cell::default() };
-            put_model(&plan, &mut cell, setting, way, 1e9);
-            (cell.model_mib_s.unwrap(), cell.limit)
+            let key = CellKey { size, initiators, ..CellKey::default() };
+            let model = predict(&plan, &key, setting, link, 1e9);
+            (model.model_mib_s.unwrap(), model.limit)
         };
         let (one, limit) = cell(Setting::SealedOneAtATime, 16 << 10, 1);
         assert!((0.115..0.125).contains(&one) && limit == "latency", "{one} {limit}");
@@ -464,6 +514,6 @@ mod tests {
         assert_eq!((again.since, again.used), (begun, at(6.0)));
         assert!(again.again(at(8.0), at(9.5)).is_none(), "ten seconds are nearly over");
         let rested = again.again(at(16.5), at(19.5)).unwrap();
-        assert_eq!((rested.since, rested.used), (at(16.5), at(19.5)), "it sees the way when it begins again");
+        assert_eq!((rested.since, rested.used), (at(16.5), at(19.5)), "it sees the path when it begins again");
     }
 }

@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::BenchError;
-use crate::cell::Cell;
 use crate::cpu::{self, CoreTimes, Placement};
-use crate::latency::Latencies;
 
 /// What is looked at, and how it was when the window opened.
 #[derive(Debug)]
@@ -84,90 +82,9 @@ impl Window {
     }
 }
 
-impl Cell {
-    /// Puts in what moved, in how many seconds.
-    pub fn set_moved(&mut self, ios: u64, bytes: u64, elapsed_s: f64) {
-        self.elapsed_s = elapsed_s;
-        self.ios = ios;
-        self.bytes = bytes;
-        if elapsed_s > 0.0 {
-            self.mib_s = Some(bytes as f64 / f64::from(1 << 20) / elapsed_s);
-            self.iops = Some(ios as f64 / elapsed_s);
-        }
-    }
-
-    /// Puts in how long I/Os took.
-    pub fn set_latency(&mut self, latencies: &Latencies) {
-        self.p50_us = latencies.quantile_us(0.5);
-        self.p99_us = latencies.quantile_us(0.99);
-        self.p999_us = latencies.quantile_us(0.999);
-    }
-
-    /// Puts in what it cost. After [`Cell::set_moved`]; the window and the count of I/Os may differ a little in length, so
-    /// rates are compared.
-    pub fn set_used(&mut self, used: &Used) {
-        self.target_busy = used.target_busy;
-        self.initiator_busy = used.initiator_busy;
-        self.foreign_busy = used.foreign_busy;
-        self.initiator_cpu = used.initiator_cpu_s.map(|cpu_s| cpu_s / used.wall_s);
-        self.target_cpu = used.target_cpu_s.map(|cpu_s| cpu_s / used.wall_s);
-        let gib_s = self.mib_s.map(|mib_s| mib_s / 1024.0).filter(|rate| *rate > 0.0);
-        let kio_s = self.iops.map(|iops| iops / 1000.0).filter(|rate| *rate > 0.0);
-        let per = |cpu_s: Option<f64>, rate: Option<f64>| Some(cpu_s? / used.wall_s / rate?);
-        self.target_cpu_s_per_gib = per(used.target_cpu_s, gib_s);
-        self.initiator_cpu_s_per_gib = per(used.initiator_cpu_s, gib_s);
-        self.target_cpu_ms_per_kio = per(used.target_cpu_s, kio_s).map(|s| s * 1000.0);
-        self.initiator_cpu_ms_per_kio = per(used.initiator_cpu_s, kio_s).map(|s| s * 1000.0);
-    }
-
-    /// The same cell without numbers, because of this.
-    pub fn failed(self, error: impl std::fmt::Display) -> Cell {
-        Cell {
-            bench: self.bench,
-            contender: self.contender,
-            scheme: self.scheme,
-            suite: self.suite,
-            row: self.row,
-            process: self.process,
-            pattern: self.pattern,
-            size: self.size,
-            depth: self.depth,
-            initiators: self.initiators,
-            run: self.run,
-            medium: self.medium,
-            delay_ms: self.delay_ms,
-            link: self.link,
-            targets: self.targets,
-            error: Some(error.to_string()),
-            ..Cell::default()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cost_is_cpu_time_over_what_moved() {
-        let mut cell = Cell::default();
-        cell.set_moved(2000, 2 << 30, 2.0);
-        let used = Used { wall_s: 2.0, target_cpu_s: Some(1.0), initiator_cpu_s: Some(3.0), ..Used::default() };
-        cell.set_used(&used);
-        assert_eq!((cell.mib_s, cell.iops), (Some(1024.0), Some(1000.0)));
-        assert_eq!((cell.target_cpu_s_per_gib, cell.initiator_cpu_s_per_gib), (Some(0.5), Some(1.5)));
-        assert_eq!(cell.target_cpu_ms_per_kio, Some(500.0));
-        let failed = cell.failed("no");
-        assert_eq!((failed.mib_s, failed.bytes, failed.error.as_deref()), (None, 0, Some("no")));
-    }
-
-    #[test]
-    fn nothing_moved_costs_nothing_that_can_be_told() {
-        let mut cell = Cell::default();
-        cell.set_moved(0, 0, 1.0);
-        cell.set_used(&Used { wall_s: 1.0, target_cpu_s: Some(1.0), ..Used::default() });
-        assert_eq!((cell.mib_s, cell.target_cpu_s_per_gib), (Some(0.0), None));
-    }
 
     #[test]
     fn a_window_sees_its_own_process() {

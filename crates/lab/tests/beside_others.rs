@@ -107,8 +107,8 @@ fn the_script_for_ipsec_says_whether_this_kernel_has_it() {
     }
 }
 
-/// The whole script, each of its experiments for a moment, over a real link; no time is looked at, but everything that must be there
-/// whatever the machine.
+/// The whole script, each of its experiments for a moment, over a real link. No time is looked at, only what must be there on every
+/// machine.
 #[test]
 fn wan_measures_every_setting_beside_its_model_and_the_report_shows_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -37,12 +37,8 @@ pub struct AccessArgs {
     /// The file with this node's identity [default: ~/.config/strongroom/identity].
     #[arg(long, value_name = "FILE", env = "STRONGROOM_IDENTITY", help_heading = KEYS)]
     pub(crate) identity: Option<PathBuf>,
-    /// The target's public line, as `strongroom identity show` prints it there; can be repeated.
-    #[arg(long = "target-key", value_name = "KEY", value_parser = parse_public_key, help_heading = KEYS)]
-    pub(crate) target_keys: Vec<PublicKey>,
-    /// The file that lists known targets, one `HOST[:PORT] KEY` a line [default: ~/.config/strongroom/known_targets].
-    #[arg(long = "known", value_name = "FILE", env = "STRONGROOM_KNOWN_TARGETS", help_heading = KEYS)]
-    pub(crate) known_targets: Option<PathBuf>,
+    #[command(flatten)]
+    target: TargetKeyArgs,
     /// The file with the volume's key, for a sealed volume of custody `keyfile`.
     #[arg(long = "key-file", visible_alias = "key", value_name = "FILE", env = "STRONGROOM_KEY_FILE", help_heading = KEYS)]
     pub key_file: Option<PathBuf>,
@@ -56,59 +52,26 @@ pub struct AccessArgs {
     /// Without this such a volume is only attached read-only, so that a target cannot persuade an initiator to go without encryption.
     #[arg(long)]
     pub authenticate_only: bool,
-    /// What the channel of a strongroom:// URL protects, by the paper's name or by what it does: S1-1 (mac-all), S1-2 (lazy-auth), S2-1
-    /// (encrypt-all), S2-3 (lazy-decrypt+mac-all), S2-5 (lazy); S2-2, S2-4 and S2-6 are the paper's names for S2-1, S2-3 and S2-5 where
-    /// hardware does the cryptography. A URL can say it too: ?scheme=S2-5 [default: S2-5; S1-2 with --authenticate-only].
-    #[arg(long, value_name = "SCHEME", env = "STRONGROOM_SCHEME")]
-    pub scheme: Option<Scheme>,
+    /// What the channel protects, and how long with one key.
+    #[command(flatten)]
+    pub channel: ChannelArgs,
     /// If the newest version of a block does not open, read the newest older one that does, where the volume allows it (`strongroom
     /// volume access --previous-versions`); each such block is logged and counted. Only where nothing is written: `attach --read-only`,
     /// the source of `copy`. Without this the read fails.
     #[arg(long)]
     pub(crate) previous_versions: bool,
-    /// Change the keys of the channel after so long in use; 0 keeps them as long as the connection.
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_duration)]
-    pub(crate) rekey_after: Duration,
-    /// Change them before they have protected more than this, at most 64GiB.
-    #[arg(long, value_name = "SIZE", default_value = "64GiB", value_parser = parse_size)]
-    pub(crate) rekey_bytes: u64,
-    /// The channel's cipher: aes-256-gcm, aes-128-gcm, or chacha20-poly1305 where a processor has no AES instructions. A URL can say it
-    /// too: ?suite=aes-128-gcm. How blocks are sealed is the volume's own [default: aes-256-gcm].
-    #[arg(long = "channel-suite", value_name = "SUITE", env = "STRONGROOM_CHANNEL_SUITE")]
-    pub suite: Option<Suite>,
     /// How many writes are under way at once: `auto` measures the link and finds it by itself; a number chooses it, 1 for one after the
     /// other without overlap; 8/2 also says how many threads seal. A URL can say it too: ?pipeline=8 [default: auto].
     #[arg(long, value_name = "DEPTH", env = "STRONGROOM_PIPELINE")]
     pub pipeline: Option<Pipeline>,
-    /// The iSCSI name to log in by [default: one made from this machine's name and the identity's fingerprint].
-    #[arg(long, value_name = "IQN")]
-    pub initiator_name: Option<String>,
-    /// The name to prove ourselves by with CHAP, at an iscsi:// target that wants it.
-    #[arg(long, value_name = "NAME", requires = "chap_secret_file")]
-    pub(crate) chap_user: Option<String>,
-    /// The file with the secret that belongs to it: one line, readable by its owner alone.
-    #[arg(long, value_name = "FILE", requires = "chap_user")]
-    pub(crate) chap_secret_file: Option<PathBuf>,
-    /// The file with the secret that the target has to prove in turn (mutual CHAP).
-    #[arg(long, value_name = "FILE", requires = "chap_user")]
-    pub(crate) chap_target_secret_file: Option<PathBuf>,
-    /// The name that the target must give then [default: any].
-    #[arg(long, value_name = "NAME", requires = "chap_target_secret_file")]
-    pub(crate) chap_target_user: Option<String>,
-    /// CRC32C digests of headers and data at an iscsi:// target.
-    #[arg(long, value_name = "WHETHER", default_value = "allow")]
-    pub(crate) digests: DigestArg,
-    /// TCP connections of one session, over which commands are spread: for long ways and for several links. A target that takes
-    /// fewer says so in the log.
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=CONNECTIONS_MAX))]
-    pub connections: u16,
-    /// The error recovery level to ask for: 1 mends damaged data within a command, 2 keeps the session when a connection is
-    /// lost [default: 2 with several connections, 1 with digests, else 0].
-    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=2))]
-    pub(crate) recovery_level: Option<u8>,
-    /// What the names of the target's volumes begin with, if not as usual.
-    #[arg(long, value_name = "IQN")]
-    pub base_name: Option<String>,
+    /// What both ends are called.
+    #[command(flatten)]
+    pub names: NameArgs,
+    #[command(flatten)]
+    chap: ChapArgs,
+    /// What is negotiated for the iSCSI session.
+    #[command(flatten)]
+    pub session: SessionArgs,
     /// How long requests wait for a target that is away before they fail; 0 waits for ever.
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
@@ -120,7 +83,87 @@ pub struct AccessArgs {
     pub(crate) forget_volume: bool,
 }
 
-/// More connections of one session than that help nobody.
+/// How the target proves itself in a channel.
+#[derive(Args, Clone)]
+#[command(next_help_heading = KEYS)]
+struct TargetKeyArgs {
+    /// The target's public line, as `strongroom identity show` prints it there; can be repeated.
+    #[arg(long = "target-key", value_name = "KEY", value_parser = parse_public_key, help_heading = KEYS)]
+    target_keys: Vec<PublicKey>,
+    /// The file that lists known targets, one `HOST[:PORT] KEY` a line [default: ~/.config/strongroom/known_targets].
+    #[arg(long = "known", value_name = "FILE", env = "STRONGROOM_KNOWN_TARGETS", help_heading = KEYS)]
+    known_targets: Option<PathBuf>,
+}
+
+/// What the channel protects, and how long with one key.
+#[derive(Args, Clone)]
+#[command(next_help_heading = CONNECTION)]
+pub struct ChannelArgs {
+    /// What the channel of a strongroom:// URL protects, by the paper's name or by what it does: S1-1 (mac-all), S1-2 (lazy-auth), S2-1
+    /// (encrypt-all), S2-3 (lazy-decrypt+mac-all), S2-5 (lazy); S2-2, S2-4 and S2-6 are the paper's names for S2-1, S2-3 and S2-5 where
+    /// hardware does the cryptography. A URL can say it too: ?scheme=S2-5 [default: S2-5; S1-2 with --authenticate-only].
+    #[arg(long, value_name = "SCHEME", env = "STRONGROOM_SCHEME")]
+    pub scheme: Option<Scheme>,
+    /// Change the keys of the channel after so long in use; 0 keeps them as long as the connection.
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_duration)]
+    pub(crate) rekey_after: Duration,
+    /// Change them before they have protected more than this, at most 64GiB.
+    #[arg(long, value_name = "SIZE", default_value = "64GiB", value_parser = parse_size)]
+    pub(crate) rekey_bytes: u64,
+    /// The channel's cipher: aes-256-gcm, aes-128-gcm, or chacha20-poly1305 where a processor has no AES instructions. A URL can say it
+    /// too: ?suite=aes-128-gcm. How blocks are sealed is the volume's own [default: aes-256-gcm].
+    #[arg(long = "channel-suite", value_name = "SUITE", env = "STRONGROOM_CHANNEL_SUITE")]
+    pub suite: Option<Suite>,
+}
+
+/// What both ends are called.
+#[derive(Args, Clone)]
+#[command(next_help_heading = CONNECTION)]
+pub struct NameArgs {
+    /// The iSCSI name to log in by [default: one made from this machine's name and the identity's fingerprint].
+    #[arg(long, value_name = "IQN")]
+    pub initiator_name: Option<String>,
+    /// What the names of the target's volumes begin with, if not as usual.
+    #[arg(long, value_name = "IQN")]
+    pub base_name: Option<String>,
+}
+
+/// The proofs of plain iSCSI.
+#[derive(Args, Clone)]
+#[command(next_help_heading = CONNECTION)]
+struct ChapArgs {
+    /// The name to prove ourselves by with CHAP, at an iscsi:// target that wants it.
+    #[arg(long, value_name = "NAME", requires = "chap_secret_file")]
+    chap_user: Option<String>,
+    /// The file with the secret that belongs to it: one line, readable by its owner alone.
+    #[arg(long, value_name = "FILE", requires = "chap_user")]
+    chap_secret_file: Option<PathBuf>,
+    /// The file with the secret that the target has to prove in turn (mutual CHAP).
+    #[arg(long, value_name = "FILE", requires = "chap_user")]
+    chap_target_secret_file: Option<PathBuf>,
+    /// The name that the target must give then [default: any].
+    #[arg(long, value_name = "NAME", requires = "chap_target_secret_file")]
+    chap_target_user: Option<String>,
+}
+
+/// What is negotiated for the iSCSI session.
+#[derive(Args, Clone)]
+#[command(next_help_heading = CONNECTION)]
+pub struct SessionArgs {
+    /// CRC32C digests of headers and data at an iscsi:// target.
+    #[arg(long, value_name = "WHETHER", default_value = "allow")]
+    pub(crate) digests: DigestArg,
+    /// TCP connections of one session, over which commands are spread: for long ways and for several links. A target that takes
+    /// fewer says so in the log.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=CONNECTIONS_MAX))]
+    pub connections: u16,
+    /// The error recovery level to ask for: 1 mends damaged data within a command, 2 keeps the session when a connection is
+    /// lost [default: 2 with several connections, 1 with digests, else 0].
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub(crate) recovery_level: Option<u8>,
+}
+
+/// More connections of one session than that do not make it faster.
 const CONNECTIONS_MAX: i64 = 32;
 
 /// What an initiator says to digests.
@@ -171,34 +214,34 @@ impl AccessArgs {
 
     /// Calls the key server.
     pub(crate) fn key_client(&self) -> Result<Client> {
-        self.key_server.client(self.identity.as_deref(), self.known_targets.as_deref())
+        self.key_server.client(self.identity.as_deref(), self.target.known_targets.as_deref())
     }
 
     /// The part that has nothing to do with one volume.
     fn fill_session(&self, options: &mut AttachOptions) -> Result<()> {
-        if let Some(base) = &self.base_name {
+        if let Some(base) = &self.names.base_name {
             options.iscsi.base_iqn.clone_from(base);
         }
-        if let (Some(scheme), false) = (self.scheme, options.url.is_channel()) {
+        if let (Some(scheme), false) = (self.channel.scheme, options.url.is_channel()) {
             bail!("an iscsi:// URL is plain iSCSI, scheme S0; for scheme {scheme} use a strongroom:// URL");
         }
-        options.channel.scheme = one_of("scheme", options.url.scheme(), self.scheme)?;
-        options.channel.suite = one_of("suite", options.url.suite(), self.suite)?.unwrap_or_default();
+        options.channel.scheme = one_of("scheme", options.url.scheme(), self.channel.scheme)?;
+        options.channel.suite = one_of("suite", options.url.suite(), self.channel.suite)?.unwrap_or_default();
         options.pipeline = one_of("pipeline", options.url.pipeline(), self.pipeline)?.unwrap_or_default();
-        options.iscsi.chap = self.chap()?;
-        options.iscsi.digests = match self.digests {
+        options.iscsi.chap = self.chap_account()?;
+        options.iscsi.digests = match self.session.digests {
             DigestArg::Never => DigestOffer::Never,
             DigestArg::Allow => DigestOffer::Allow,
             DigestArg::Prefer => DigestOffer::Prefer,
             DigestArg::Require => DigestOffer::Require,
         };
-        options.channel.rekey.after = self.rekey_after;
-        options.channel.rekey.bytes = self.rekey_bytes;
+        options.channel.rekey.after = self.channel.rekey_after;
+        options.channel.rekey.bytes = self.channel.rekey_bytes;
         if self.previous_versions {
             options.sealing.damaged_reads = DamagedReads::Previous;
         }
-        options.iscsi.connections = self.connections;
-        options.iscsi.recovery_level = self.recovery_level;
+        options.iscsi.connections = self.session.connections;
+        options.iscsi.recovery_level = self.session.recovery_level;
         options.timeouts.give_up = self.timeout;
         options.timeouts.connect = self.connect_timeout;
         if options.url.is_channel() {
@@ -213,7 +256,7 @@ impl AccessArgs {
     /// The name to log in by, with this identity.
     fn initiator_name_as(&self, identity: Option<&NodeKey>) -> String {
         let usual = || default_initiator_name(identity.map(NodeKey::public).as_ref());
-        self.initiator_name.clone().unwrap_or_else(usual)
+        self.names.initiator_name.clone().unwrap_or_else(usual)
     }
 
     /// What a question to the portal of `url` needs, through a channel or over plain iSCSI.
@@ -229,35 +272,23 @@ impl AccessArgs {
             port: url.port(),
             initiator_name: self.initiator_name_as(node_key.as_deref()),
             node_key,
-            chap: self.chap()?,
+            chap: self.chap_account()?,
             target_keys,
             timeout: self.connect_timeout,
         })
     }
 
     /// The CHAP account, if one was given.
-    pub(crate) fn chap(&self) -> Result<Option<ChapAccount>> {
-        let (Some(name), Some(file)) = (&self.chap_user, &self.chap_secret_file) else { return Ok(None) };
-        let ourselves = Credentials { name: name.clone(), secret: keys::read_chap_secret(file)? };
-        let target = match &self.chap_target_secret_file {
-            Some(file) => {
-                let secret = keys::read_chap_secret(file)?;
-                if secret == ourselves.secret {
-                    bail!("both CHAP secrets are the same, which would let each side play the other; make another");
-                }
-                Some(Credentials { name: self.chap_target_user.clone().unwrap_or_default(), secret })
-            }
-            None => None,
-        };
-        Ok(Some(ChapAccount { ourselves, target }))
+    pub(crate) fn chap_account(&self) -> Result<Option<ChapAccount>> {
+        self.chap.account()
     }
 
     /// The keys that the target may have.
     pub fn keys_of_target(&self, host: &str, port: u16) -> Result<Vec<PublicKey>> {
-        if !self.target_keys.is_empty() {
-            return Ok(self.target_keys.clone());
+        if !self.target.target_keys.is_empty() {
+            return Ok(self.target.target_keys.clone());
         }
-        let known = self.known_targets.clone().unwrap_or_else(keys::default_known_targets);
+        let known = self.target.known_targets.clone().unwrap_or_else(keys::default_known_targets);
         keys::known_keys(&known, keys::Whose::Target, host, port)
     }
 
@@ -369,6 +400,25 @@ impl AccessArgs {
             }
         }
         Ok(())
+    }
+}
+
+impl ChapArgs {
+    /// If one was given.
+    fn account(&self) -> Result<Option<ChapAccount>> {
+        let (Some(name), Some(file)) = (&self.chap_user, &self.chap_secret_file) else { return Ok(None) };
+        let ourselves = Credentials { name: name.clone(), secret: keys::read_chap_secret(file)? };
+        let target = match &self.chap_target_secret_file {
+            Some(file) => {
+                let secret = keys::read_chap_secret(file)?;
+                if secret == ourselves.secret {
+                    bail!("both CHAP secrets are the same, which would let each side play the other; make another");
+                }
+                Some(Credentials { name: self.chap_target_user.clone().unwrap_or_default(), secret })
+            }
+            None => None,
+        };
+        Ok(Some(ChapAccount { ourselves, target }))
     }
 }
 

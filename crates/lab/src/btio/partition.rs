@@ -47,8 +47,8 @@ impl Problem {
         self.dump_bytes() * u64::from(self.dumps)
     }
 
-    /// The content of the file from `offset` on in run `run`, whoever wrote it: doubles, each another one, and others again
-    /// in the next run, so that what an earlier one left behind is not taken for this one's.
+    /// The content of the file from `offset` on in run `run`, the same for every writer: doubles, all different, and different ones
+    /// in the next run, so that what an earlier run left behind is not taken for this one's.
     pub(super) fn content(&self, run: u32, offset: u64, bytes: &mut [u8]) {
         assert!(offset.is_multiple_of(8) && bytes.len().is_multiple_of(8), "the file holds doubles");
         let fraction = f64::from(run % RUNS_APART) / f64::from(RUNS_APART);

@@ -1,5 +1,5 @@
 //! `strongroom-lab keys`: how many keys a second a key server gives out, each in its audit log and on the disk before it leaves; and
-//! what it costs whoever attaches a volume.
+//! what it costs an initiator that attaches a volume.
 
 mod first_read;
 

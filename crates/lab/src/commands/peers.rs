@@ -94,7 +94,7 @@ pub(super) fn run(args: &PeersArgs) -> Result<()> {
     for (backing, whom) in &chosen {
         match args.start(whom, *backing, &plan, &placement, &site) {
             Ok(contender) => contenders.push(contender),
-            // Whoever was asked for by name has to take part; of all others one that does not start spoils nothing for the rest.
+            // A peer that was asked for by name must take part. Any other one that does not start is left out.
             Err(error) if !args.only.is_empty() => return Err(error),
             Err(error) => eprintln!("left out, it does not start: {error:#}"),
         }
@@ -157,13 +157,13 @@ impl PeersArgs {
             warm_up: seconds(self.warm_up, "a warm-up")?,
             parts: false,
             sealed_beforehand_bytes: None,
-            shared: false,
+            is_prorated: false,
             verify: self.verify,
             placement: Some(placement.clone()),
         })
     }
 
-    /// Whom to compare, on what. Whoever was named must be there; of all others, those that are.
+    /// Whom to compare, on what. A peer that was named must be installed; of all others, those that are take part.
     fn chosen(&self) -> Result<Vec<(Backing, Whom)>> {
         let mut whom = Vec::new();
         if self.only.is_empty() {

@@ -72,7 +72,7 @@ impl Watch for Progress {
 
     fn cell(&mut self, cell: &Cell) -> Result<(), BenchError> {
         if let Some(error) = &cell.error {
-            self.bar.suspend(|| eprintln!("{} {} {} B: {error}", cell.contender, cell.pattern, cell.size));
+            self.bar.suspend(|| eprintln!("{} {} {} B: {error}", cell.key.contender, cell.key.pattern, cell.key.size));
         }
         if let Some(file) = &mut self.file {
             file.cell(cell)?;

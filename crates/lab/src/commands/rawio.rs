@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_block::Custody;
 use strongroom_initiator::VolumeUrl;
-use strongroom_lab::driver::How;
+use strongroom_lab::engine::{AttachSettings, ChannelSettings, SealingSettings};
 use strongroom_lab::rawio::{self, RawioPlan};
 use strongroom_lab::{Contender, Elsewhere, Grid, Hosts, Ours, OursOptions, Pattern, SchemeChoice, Setup};
 
@@ -32,21 +32,60 @@ pub(crate) struct RawioArgs {
     schemes: String,
     #[command(flatten)]
     ciphers: CipherArgs,
+    #[command(flatten)]
+    keys: KeyArgs,
+    #[command(flatten)]
+    grid: GridArgs,
+    /// Compare every block that is read with what must be there, and read back what was written.
+    #[arg(long)]
+    verify: bool,
+    /// Measure what the target can do, not how fast initiators seal: before each measurement they seal so many bytes of writes, together,
+    /// really and each for its own place, and send these; what they read they have opened once before, and only fetch. The wire and the
+    /// target see what they see otherwise. A measurement is shorter if all is sent before its time is over.
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "1GiB", value_parser = parse_size, conflicts_with = "seal_bytes")]
+    sealed_beforehand: Option<u64>,
+    /// Measure this volume, wherever it is, instead of a target of our own.
+    #[arg(long)]
+    url: Option<VolumeUrl>,
+    /// With --url: fill the volume first and allow writes. Its contents are lost.
+    #[arg(long, requires = "url")]
+    destroy_data: bool,
+    #[command(flatten)]
+    own_target: OwnTargetArgs,
+    /// What results call this grid, so that a report keeps several apart.
+    #[arg(long, default_value = "rawio")]
+    name: String,
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+/// Block keys and seal records of sealed volumes.
+#[derive(Args)]
+struct KeyArgs {
     /// Who has the keys of sealed volumes: keyfile, target, or both. With `target` each block has a key of its own, which its seal record
     /// carries and the target wraps and keeps: what keeping keys costs is the difference.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "keyfile", value_parser = parse_custody)]
     custody: Vec<Custody>,
-    /// Seal so many bytes as one, whatever the size of an I/O; can be several. A smaller I/O then reads the rest of its block, and a
-    /// write changes it, seals it anew and writes it on the condition that nobody else did meanwhile.
+    /// Seal so many bytes as one, at any size of I/O; can be several. A smaller I/O then reads the rest of its block, and a
+    /// write changes it, reseals it and writes it on the condition that no other write came between.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_io_size)]
     seal_bytes: Vec<u64>,
-    /// Custody target: so many consecutive blocks share a key; can be several. Only here: whoever
-    /// learns the key of one block opens its neighbours.
+    /// Custody target: so many consecutive blocks share a key; can be several. For benchmarks only: the key of one block then opens
+    /// the blocks beside it.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     blocks_per_key: Vec<NonZeroU32>,
     /// What the target keeps of seal records in memory, as 0 or 32MiB; can be several. Block data is not kept then.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
     record_cache: Vec<u64>,
+}
+
+/// The combinations to measure.
+#[derive(Args)]
+struct GridArgs {
     /// Patterns: seqread, seqwrite, randread, randwrite.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
     patterns: Vec<Pattern>,
@@ -59,20 +98,11 @@ pub(crate) struct RawioArgs {
     /// Initiators at once, each a process and a session.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
     initiators: Vec<u32>,
-    /// Compare every block that is read with what must be there, and read back what was written.
-    #[arg(long)]
-    verify: bool,
-    /// Measure what the target can do, not how fast initiators seal: before each measurement they seal so many bytes of writes, together,
-    /// really and each for its own place, and send these; what they read they have opened once before, and only fetch. The wire and the
-    /// target see what they see otherwise. A measurement is shorter if all is sent before its time is over.
-    #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "1GiB", value_parser = parse_size, conflicts_with = "seal_bytes")]
-    sealed_beforehand: Option<u64>,
-    /// Measure this volume, wherever it is, instead of a target of our own.
-    #[arg(long)]
-    url: Option<VolumeUrl>,
-    /// With --url: fill the volume first and allow writes. Whatever it holds is gone.
-    #[arg(long, requires = "url")]
-    destroy_data: bool,
+}
+
+/// The volumes of a target of our own.
+#[derive(Args)]
+struct OwnTargetArgs {
     /// Bytes of our own target's volumes.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     volume_size: u64,
@@ -84,15 +114,6 @@ pub(crate) struct RawioArgs {
     /// device:PATH. The whole store is above it in any case, its log, versions and cleaning.
     #[arg(long, default_value = "memory")]
     medium: String,
-    /// What results call this grid, so that a report keeps several apart.
-    #[arg(long, default_value = "rawio")]
-    name: String,
-    #[command(flatten)]
-    run: RunArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
-    #[command(flatten)]
-    access: AccessArgs,
 }
 
 fn parse_custody(text: &str) -> Result<Custody, String> {
@@ -119,10 +140,10 @@ impl RawioArgs {
     fn plan(&self) -> Result<RawioPlan> {
         let (time, warm_up) = self.run.times()?;
         let grid = Grid {
-            patterns: self.patterns.clone(),
-            sizes: self.sizes.clone(),
-            depths: self.depths.clone(),
-            initiators: self.initiators.clone(),
+            patterns: self.grid.patterns.clone(),
+            sizes: self.grid.sizes.clone(),
+            depths: self.grid.depths.clone(),
+            initiators: self.grid.initiators.clone(),
         };
         grid.check()?;
         if self.url.is_some() && !self.destroy_data && (self.verify || grid.patterns.iter().any(|p| p.is_write())) {
@@ -138,9 +159,9 @@ impl RawioArgs {
             time,
             warm_up,
             verify: self.verify,
-            parts: !self.seal_bytes.is_empty(),
+            parts: !self.keys.seal_bytes.is_empty(),
             sealed_beforehand_bytes: self.sealed_beforehand,
-            shared: false,
+            is_prorated: false,
             placement: if self.url.is_some() { None } else { Some(self.placement.placement()?) },
         })
     }
@@ -148,22 +169,22 @@ impl RawioArgs {
     fn setups(&self) -> Result<Vec<Setup>> {
         let schemes = SchemeChoice::list(&self.schemes)?;
         let processes = self.ciphers.processes_for(&self.schemes)?;
-        let seal_bytes: Vec<Option<u64>> = self.seal_bytes.iter().copied().map(Some).collect();
+        let seal_bytes: Vec<Option<u64>> = self.keys.seal_bytes.iter().copied().map(Some).collect();
         let seal_bytes = if seal_bytes.is_empty() { vec![None] } else { seal_bytes };
         for bytes in seal_bytes.iter().flatten() {
             if !bytes.is_power_of_two() || !(512..=65536).contains(bytes) {
                 bail!("blocks of {bytes} bytes cannot be sealed; give powers of two from 512 to 64k");
             }
         }
-        let blocks_per_key: Vec<_> = self.blocks_per_key.iter().copied().map(Some).collect();
+        let blocks_per_key: Vec<_> = self.keys.blocks_per_key.iter().copied().map(Some).collect();
         let blocks_per_key = if blocks_per_key.is_empty() { vec![None] } else { blocks_per_key };
-        if !self.blocks_per_key.is_empty() && !self.custody.contains(&Custody::Target) {
+        if !self.keys.blocks_per_key.is_empty() && !self.keys.custody.contains(&Custody::Target) {
             bail!("--blocks-per-key is about the keys that a target keeps for blocks: add --custody target");
         }
-        let caches: Vec<Option<u64>> = self.record_cache.iter().copied().map(Some).collect();
+        let caches: Vec<Option<u64>> = self.keys.record_cache.iter().copied().map(Some).collect();
         let caches = if caches.is_empty() { vec![None] } else { caches };
         let suites = &self.ciphers.suites;
-        Ok(Setup::all(&schemes, suites, &self.custody, &processes, &seal_bytes, &blocks_per_key, &caches))
+        Ok(Setup::all(&schemes, suites, &self.keys.custody, &processes, &seal_bytes, &blocks_per_key, &caches))
     }
 
     fn ours(&self, setups: &[Setup], plan: &RawioPlan, site: &Site) -> Result<Vec<Box<dyn Contender>>> {
@@ -176,43 +197,51 @@ impl RawioArgs {
             let ours = Ours::start(OursOptions {
                 lab_binary: lab_binary.clone(),
                 setup,
-                medium: self.medium.clone(),
-                volume_bytes: self.volume_size,
+                medium: self.own_target.medium.clone(),
+                volume_bytes: self.own_target.volume_size,
                 block_sizes: block_sizes.clone(),
                 placement: plan.placement.clone().expect("both ends are ours"),
                 directory: site.directory(&setup.file_name())?,
                 serve_args: Vec::new(),
                 hosts: Hosts::default(),
             })?;
-            contenders.push(Box::new(ours.with_connections(self.access.connections).with_fills(self.fills)));
+            contenders.push(Box::new(
+                ours.with_connections(self.access.session.connections).with_fills(self.own_target.fills),
+            ));
         }
         Ok(contenders)
     }
 
     fn elsewhere(&self, url: &VolumeUrl, site: &Site) -> Result<Box<dyn Contender>> {
-        let mut how = How {
+        let mut settings = AttachSettings {
             url: url.to_string(),
-            initiator_name: self.access.initiator_name.clone(),
-            base_name: self.access.base_name.clone(),
-            key_file: self.access.key_file.clone(),
+            initiator_name: self.access.names.initiator_name.clone(),
+            base_name: self.access.names.base_name.clone(),
+            channel: ChannelSettings {
+                scheme: self.access.channel.scheme.map(|scheme| scheme.name().to_owned()),
+                suite: self.access.channel.suite.map(|suite| suite.name().to_owned()),
+                ..ChannelSettings::default()
+            },
+            sealing: SealingSettings {
+                key_file: self.access.key_file.clone(),
+                authenticate_only: self.access.authenticate_only,
+                ..SealingSettings::default()
+            },
             read_only: !self.destroy_data,
-            scheme: self.access.scheme.map(|scheme| scheme.name().to_owned()),
-            suite: self.access.suite.map(|suite| suite.name().to_owned()),
-            authenticate_only: self.access.authenticate_only,
-            connections: self.access.connections,
+            connections: self.access.session.connections,
             pipeline: self.access.pipeline.map(|pipeline| pipeline.to_string()),
-            ..How::default()
+            ..AttachSettings::default()
         };
-        if how.initiator_name.is_some() && self.initiators.iter().any(|count| *count > 1) {
+        if settings.initiator_name.is_some() && self.grid.initiators.iter().any(|count| *count > 1) {
             bail!("several initiators cannot go by one name; leave --initiator-name out");
         }
         if url.is_channel() {
-            how.identity = Some(self.access.identity_file());
+            settings.channel.identity = Some(self.access.identity_file());
             let known = self.access.keys_of_target(url.host(), url.port())?;
-            how.target_keys = known.iter().map(ToString::to_string).collect();
+            settings.channel.target_keys = known.iter().map(ToString::to_string).collect();
         }
         let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
         let directory = site.directory("elsewhere")?;
-        Ok(Box::new(Elsewhere::new(&lab_binary, &directory, how, self.destroy_data)?))
+        Ok(Box::new(Elsewhere::new(&lab_binary, &directory, settings, self.destroy_data)?))
     }
 }

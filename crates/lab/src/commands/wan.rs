@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_block::Suite;
 use strongroom_lab::wan::{self, Setting, WanContender, WanPlan};
-use strongroom_lab::{Crew, Hosts, Ours, OursOptions, Setup};
+use strongroom_lab::{Hosts, InitiatorPool, Ours, OursOptions, Setup};
 use strongroom_wan::{End, Lab};
 
 use super::link::LinkArgs;
@@ -185,9 +185,9 @@ impl WanArgs {
                 };
                 let name = setting.to_string().replace(' ', "-");
                 let directory = site.directory(&format!("{name}-{suite}"))?;
-                let crew = Crew::new(&lab_binary, &directory, Some(plan.placement.clone()), &name)
+                let pool = InitiatorPool::new(&lab_binary, &directory, Some(plan.placement.clone()), &name)
                     .in_namespace(hosts.initiators.clone());
-                let contender = WanContender::new(setting, suite, targets, crew, size_max);
+                let contender = WanContender::new(setting, suite, targets, pool, size_max);
                 contenders.push(if self.suites.len() > 1 { contender.named_by_suite() } else { contender });
             }
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::cpu::Placement;
-use crate::driver::How;
+use crate::engine::AttachSettings;
 use crate::process::PRODUCT;
 use crate::programs::{program, run};
 use crate::{Background, BenchError, Contender, Identity, Ours};
@@ -49,16 +49,16 @@ impl Mounted {
         placement: &Placement,
         ours: Ours,
     ) -> Result<Mounted, BenchError> {
-        let how = ours.how(BLOCK_BYTES);
+        let settings = ours.attach_settings(BLOCK_BYTES);
         let ours_again = |arguments: &[&str]| {
             let mut command = Command::new(lab_binary);
-            command.args([PRODUCT, "--log", "warn"]).args(arguments).arg(&how.url);
+            command.args([PRODUCT, "--log", "warn"]).args(arguments).arg(&settings.url);
             // What it remembers of volumes and attachments is forgotten with this directory.
             command.env("HOME", directory).env("XDG_CONFIG_HOME", directory).env("XDG_RUNTIME_DIR", directory);
-            add_access(&mut command, &how);
+            add_access(&mut command, &settings);
             command
         };
-        if how.key_file.is_some() {
+        if settings.sealing.key_file.is_some() {
             let mut format = ours_again(&["volume", "format"]);
             // A volume of this name may have been made with the same key file before.
             format.args(["--yes", "--forget-volume"]);
@@ -78,8 +78,10 @@ impl Mounted {
             Ok::<Background, BenchError>(process)
         };
         let attachment = attach(false)?;
-        let name =
-            how.url.parse::<strongroom_initiator::VolumeUrl>().map_err(|error| BenchError::Asked(error.to_string()))?;
+        let name = settings
+            .url
+            .parse::<strongroom_initiator::VolumeUrl>()
+            .map_err(|error| BenchError::Asked(error.to_string()))?;
         let mut make = program("mkfs.ext4", &[]);
         // Nothing is left for the kernel to initialise while we measure.
         make.args(["-q", "-b", &BLOCK_BYTES.to_string(), "-E", "lazy_itable_init=0,lazy_journal_init=0"]);
@@ -96,7 +98,7 @@ impl Mounted {
 
     /// What its blocks are sealed with.
     pub(super) fn suite(&self) -> &'static str {
-        if self.ours.how(BLOCK_BYTES).key_file.is_some() { "aes-256-gcm" } else { "none" }
+        if self.ours.attach_settings(BLOCK_BYTES).sealing.key_file.is_some() { "aes-256-gcm" } else { "none" }
     }
 
     pub(super) fn target_pids(&self) -> Vec<u32> {
@@ -128,19 +130,19 @@ impl Mounted {
     }
 }
 
-fn add_access(command: &mut Command, how: &How) {
-    for (flag, path) in [("--identity", &how.identity), ("--key-file", &how.key_file)] {
+fn add_access(command: &mut Command, settings: &AttachSettings) {
+    for (flag, path) in [("--identity", &settings.channel.identity), ("--key-file", &settings.sealing.key_file)] {
         if let Some(path) = path {
             command.arg(flag).arg(path);
         }
     }
-    for key in &how.target_keys {
+    for key in &settings.channel.target_keys {
         command.arg("--target-key").arg(key);
     }
-    if let Some(scheme) = &how.scheme {
+    if let Some(scheme) = &settings.channel.scheme {
         command.args(["--scheme", scheme]);
     }
-    if how.authenticate_only {
+    if settings.sealing.authenticate_only {
         command.arg("--authenticate-only");
     }
 }

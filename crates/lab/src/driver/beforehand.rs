@@ -9,7 +9,7 @@ use strongroom_block::{Lba, Token};
 use strongroom_initiator::{RemoteDevice, SealedWrite, read_blocking};
 
 use super::Load;
-use crate::protocol::Work;
+use crate::protocol::IoJob;
 
 /// So many I/Os of each in flight before the last write, it is told that there will be no more.
 const DEPTHS_LEFT: usize = 4;
@@ -31,7 +31,7 @@ pub(super) struct Beforehand<'a> {
 }
 
 struct Ready {
-    place: u64,
+    slot: u64,
     write: u64,
     sealed: SealedWrite,
 }
@@ -42,25 +42,25 @@ impl<'a> Load<'a> {
     /// # Errors
     /// What the device says, or that the volume holds other data than it should.
     pub(crate) fn prepare(&mut self, device: &'a RemoteDevice) -> Result<(), String> {
-        let (work, block_bytes) = (self.work, self.block_bytes);
+        let (job, block_bytes) = (self.job, self.block_bytes);
         if device.unit().sealed.is_none() {
             return Ok(());
         }
-        if work.size < block_bytes {
+        if job.size < block_bytes {
             return Err(
                 "parts of a block cannot be sealed beforehand; leave --sealed-beforehand or --seal-bytes out".into()
             );
         }
         let mut writes = VecDeque::new();
-        let few = DEPTHS_LEFT * work.depth as usize;
-        if work.pattern.is_write() {
-            let count = work.sealed_beforehand_bytes.div_ceil(work.size).max(2 * few as u64);
+        let few = DEPTHS_LEFT * job.depth as usize;
+        if job.pattern.is_write() {
+            let count = job.sealed_beforehand_bytes.div_ceil(job.size).max(2 * few as u64);
             for _ in 0..count {
-                let place = self.next_place();
-                let (write, data) = self.next_content(place);
-                let lba = Lba((work.start + place * work.size) / block_bytes);
+                let slot = self.addresses.next();
+                let (write, data) = self.contents.next(slot);
+                let lba = Lba((job.start + slot * job.size) / block_bytes);
                 let sealed = device.seal(lba, &data).map_err(|error| format!("cannot seal beforehand: {error}"))?;
-                writes.push_back(Ready { place, write, sealed });
+                writes.push_back(Ready { slot, write, sealed });
             }
         } else {
             self.open_everything(device)?;
@@ -70,13 +70,13 @@ impl<'a> Load<'a> {
                 std::thread::sleep(FEEDBACK_LOOK);
             }
         }
-        self.beforehand = Some(Beforehand { device, writes, few, is_write: work.pattern.is_write() });
+        self.beforehand = Some(Beforehand { device, writes, few, is_write: job.pattern.is_write() });
         Ok(())
     }
 
-    /// Reads all of its part of the volume as anybody does.
+    /// Reads all of its part of the volume by plain reads, which open every block.
     pub(super) fn open_everything(&mut self, device: &RemoteDevice) -> Result<(), String> {
-        let Work { start, len, size, verify, .. } = self.work;
+        let IoJob { start, len, size, verify, .. } = self.job;
         let step = OPEN_BYTES.max(size).min(len);
         for at in (start..start + len / size * size).step_by(step as usize) {
             let bytes = step.min(start + len - at);
@@ -98,11 +98,11 @@ impl<'a> Beforehand<'a> {
         self.device
     }
 
-    /// Writes what is next: its place, and the number of the write; `None` if there is no more.
+    /// Writes what is next: its slot, and the number of the write; `None` if there is no more.
     pub(super) fn write(&mut self, token: Token) -> Option<(u64, u64)> {
-        let Ready { place, write, sealed } = self.writes.pop_front()?;
+        let Ready { slot, write, sealed } = self.writes.pop_front()?;
         self.device.submit_sealed(token, sealed);
-        Some((place, write))
+        Some((slot, write))
     }
 
     /// Whether there are few writes left.

@@ -8,8 +8,6 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::LibiscsiError;
-
 /// `struct iscsi_context`, opaque.
 #[repr(C)]
 pub(super) struct Context {
@@ -45,6 +43,11 @@ pub(super) const STATUS_GOOD: c_int = 0;
 
 /// `iscsi_command_cb`.
 pub(super) type Callback = extern "C" fn(*mut Context, c_int, *mut c_void, *mut c_void);
+
+/// The shared library cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[error("libiscsi, the stock initiator, is not here ({0}); install it with scripts/deps.sh (Debian: libiscsi7)")]
+pub struct NotInstalled(String);
 
 /// By which names distributions know it, the one that Debian 12 has first.
 const NAMES: &[&str] =
@@ -110,9 +113,9 @@ table! {
 
 impl Api {
     /// The table; the library is loaded by the first call and stays.
-    pub(super) fn load() -> Result<&'static Api, LibiscsiError> {
+    pub(super) fn load() -> Result<&'static Api, NotInstalled> {
         static API: OnceLock<Result<Api, String>> = OnceLock::new();
-        API.get_or_init(Api::open).as_ref().map_err(|reason| LibiscsiError::Missing(reason.clone()))
+        API.get_or_init(Api::open).as_ref().map_err(|reason| NotInstalled(reason.clone()))
     }
 
     /// What libiscsi says went wrong last.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::namespaces::Namespaces;
 use crate::cpu::Placement;
-use crate::driver::Engine;
+use crate::engine::Engine;
 use crate::{Background, BenchError};
 
 /// How long a daemon may take to be ready.

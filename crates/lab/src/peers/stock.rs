@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::PeerOptions;
+use super::options::PeerOptions;
 use crate::cpu::Placement;
-use crate::driver::Engine;
+use crate::engine::Engine;
 use crate::programs::program;
 use crate::{BenchError, InitiatorProcess};
 
@@ -13,7 +13,7 @@ const INITIATOR_NAME: &str = "iqn.2026-11.org.strongroom:bench-stock";
 
 /// The processes, and whether the volume has been filled.
 #[derive(Debug)]
-pub(super) struct StockCrew {
+pub(super) struct StockInitiators {
     lab_binary: PathBuf,
     directory: PathBuf,
     placement: Placement,
@@ -26,14 +26,14 @@ pub(super) struct StockCrew {
     is_filled: bool,
 }
 
-impl StockCrew {
+impl StockInitiators {
     pub(super) fn new(
         options: &PeerOptions,
         name: String,
         prefix: Vec<String>,
         suite: Option<&'static str>,
-    ) -> StockCrew {
-        StockCrew {
+    ) -> StockInitiators {
+        StockInitiators {
             lab_binary: options.lab_binary.clone(),
             directory: options.directory.clone(),
             placement: options.placement.clone(),

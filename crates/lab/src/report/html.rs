@@ -3,8 +3,9 @@
 
 use std::fmt::Write;
 
-use super::experiment::Measure;
+use super::figures::figures;
 use super::markdown::{cell_text, columns};
+use super::measure::Measure;
 use super::summary::Summary;
 use super::words;
 use crate::Results;
@@ -81,7 +82,7 @@ fn experiment(out: &mut String, summary: &Summary) {
     for failure in words::failures(summary) {
         let _ = write!(out, "<p class=\"alarm\">{}</p>", escape(&failure));
     }
-    for figure in summary.figures() {
+    for figure in figures(summary) {
         let _ = write!(out, "<figure>{}</figure>", draw(&figure));
     }
     let findings = words::findings(summary);
@@ -136,7 +137,7 @@ fn number_short(ratio: f64) -> String {
 /// The lowest and the highest median ratio of all places.
 fn over_the_grid(summary: &Summary, base: &str, name: &str, measure: Measure) -> Option<(f64, f64)> {
     let ratios: Vec<f64> = summary
-        .places()
+        .points()
         .iter()
         .filter_map(|place| Some(summary.row(place, name)?.ratio(summary.row(place, base)?, measure)?.median))
         .collect();
@@ -155,10 +156,10 @@ fn table(out: &mut String, summary: &Summary) {
     out.push_str("</tr>");
     let mut last = None;
     for row in &summary.rows {
-        let first = last.as_ref() != Some(&row.place);
-        last = Some(row.place.clone());
+        let first = last.as_ref() != Some(&row.point);
+        last = Some(row.point.clone());
         let class = if first { " class=\"first\"" } else { "" };
-        let what = if first { words::place_in_words(row) } else { String::new() };
+        let what = if first { row.point.in_words() } else { String::new() };
         let _ = write!(out, "<tr{class}><td>{}</td><td>{}</td>", escape(&what), escape(&row.contender));
         for column in &columns {
             let text = cell_text(row, *column, summary.experiment.main);

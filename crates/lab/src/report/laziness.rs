@@ -5,9 +5,9 @@
 
 use std::fmt::Write;
 
-use super::experiment::Measure;
 use super::goal::Goal;
 use super::markdown;
+use super::measure::Measure;
 use super::summary::{Row, Spread, Summary};
 use super::words;
 use crate::Results;
@@ -101,8 +101,8 @@ impl Question {
         let rows = |contender: &str| {
             let fits = |row: &&Row| {
                 row.contender == contender
-                    && row.place.size == self.size
-                    && pattern.is_none_or(|pattern| row.place.pattern == pattern)
+                    && row.point.size == self.size
+                    && pattern.is_none_or(|pattern| row.point.pattern == pattern)
             };
             summary.rows.iter().filter(fits).collect::<Vec<&Row>>()
         };
@@ -123,8 +123,8 @@ impl Question {
             let busy = rows.iter().filter_map(|row| row.spread(Measure::TargetBusy)).map(|spread| spread.median);
             busy.fold(1.0, f64::min)
         };
-        let place = &above[0].place;
-        let patterns: Vec<String> = above.iter().map(|row| row.place.pattern.clone()).collect();
+        let place = &above[0].point;
+        let patterns: Vec<String> = above.iter().map(|row| row.point.pattern.clone()).collect();
         let at = format!(
             "{}, {} initiator{}, depth {}, {}",
             long_size(self.size),
@@ -163,7 +163,7 @@ impl Answer {
 
 /// The section: machine, commands, questions with answers, then every table.
 pub(crate) fn section(results: &Results, summaries: &[Summary]) -> String {
-    let mut out = String::from("## What laziness buys\n\nMade by `make bench-schemes` from one file of results.\n");
+    let mut out = String::from("## What laziness buys\n\nFrom one file of results, which the commands below made.\n");
     if let Some(machine) = results.machines.first() {
         let _ = writeln!(out, "\n{}\n\nCommands:\n\n```", words::machine_in_words(machine));
         for machine in &results.machines {
@@ -245,9 +245,10 @@ fn plainly(summaries: &[Summary]) -> Option<String> {
 mod tests {
     use super::*;
     use crate::Cell;
+    use crate::cell::{CellKey, CpuCost};
 
     fn cell(contender: &str, pattern: &str, run: u32, cost: f64) -> Cell {
-        Cell {
+        let key = CellKey {
             bench: "capacity-hardware".into(),
             contender: contender.into(),
             pattern: pattern.into(),
@@ -255,10 +256,10 @@ mod tests {
             depth: 16,
             initiators: 1,
             run,
-            target_cpu_s_per_gib: Some(cost),
-            target_busy: Some(0.99),
-            ..Cell::default()
-        }
+            ..CellKey::default()
+        };
+        let cpu = CpuCost { target_cpu_s_per_gib: Some(cost), target_busy: Some(0.99), ..CpuCost::default() };
+        Cell { cpu, ..Cell::empty(key) }
     }
 
     #[test]
@@ -286,7 +287,10 @@ mod tests {
         let of_writes: Vec<&str> = text.lines().filter(|line| line.contains("| seqwrite alone |")).collect();
         assert!(of_writes[0].contains("1.33 (1.33–1.33)") && of_writes[1].contains("1.50"), "{of_writes:?}");
         let mut idle = results.clone();
-        idle.cells.iter_mut().filter(|cell| cell.contender == "S2-5").for_each(|cell| cell.target_busy = Some(0.5));
+        idle.cells
+            .iter_mut()
+            .filter(|cell| cell.key.contender == "S2-5")
+            .for_each(|cell| cell.cpu.target_busy = Some(0.5));
         let text = section(&idle, &[Summary::new(&idle, "capacity-hardware")]);
         assert!(text.contains("| met | 0.99, 0.5 (not saturated) |"), "{text}");
         let mut failed = results.clone();

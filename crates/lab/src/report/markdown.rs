@@ -3,7 +3,8 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::experiment::Measure;
+use super::figures::figures;
+use super::measure::Measure;
 use super::summary::{Row, Summary};
 use super::words;
 use crate::Results;
@@ -31,19 +32,19 @@ pub(crate) const COLUMNS: [Measure; 18] = [
     Measure::Wire,
 ];
 
-/// The section between the marks, with its title and the command that makes it; `judged`, if anything, comes before the experiments.
+/// The section between the marks, under its title; `judged`, if anything, comes before the experiments.
 pub(crate) fn section(
     results: &Results,
     summaries: &[Summary],
     plots: Option<&Path>,
-    (title, command): (&str, &str),
+    title: &str,
     judged: &str,
 ) -> String {
-    let mut out = format!("## {title}\n\nMade by `{command}` from one file of results. ");
-    out += "Medians, with the lowest and highest run in brackets; ratios are taken run by run. Numbers of different runs \
-            of this command must not be compared.\n";
+    let mut out = format!("## {title}\n\nFrom one file of results, which the commands below made. ");
+    out += "Medians, with the lowest and highest run in brackets; ratios are taken run by run. Numbers of different files \
+            must not be compared.\n";
     if let Some(machine) = results.machines.first() {
-        let _ = writeln!(out, "\n{}\n\nCommands, into one file of results:\n\n```", words::machine_in_words(machine));
+        let _ = writeln!(out, "\n{}\n\nCommands:\n\n```", words::machine_in_words(machine));
         for machine in &results.machines {
             let _ = writeln!(out, "{}", machine.command);
         }
@@ -70,7 +71,7 @@ pub(crate) fn section(
             }
         }
         if let Some(plots) = plots {
-            for figure in summary.figures() {
+            for figure in figures(summary) {
                 let path = plots.join(format!("{}.svg", figure.name));
                 let _ = writeln!(out, "\n![{}]({})", figure.title, path.display());
             }
@@ -91,7 +92,7 @@ pub(crate) fn table(summary: &Summary) -> String {
     out += &"---:|".repeat(columns.len());
     out.push('\n');
     for row in &summary.rows {
-        let place = words::place_in_words(row);
+        let place = row.point.in_words();
         let _ = write!(out, "| {place} | {} |", row.contender);
         for column in &columns {
             let _ = write!(out, " {} |", cell_text(row, *column, summary.experiment.main));

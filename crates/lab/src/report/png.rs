@@ -1,4 +1,4 @@
-//! The same plots as pixels, for whatever shows no SVG. The font comes along, so that a machine without fonts draws the same.
+//! The same plots as pixels, for programs that do not show SVG. The font is built in, so that a machine without fonts draws the same.
 
 use crate::BenchError;
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::experiment::{Experiment, Measure};
+use super::experiment::Experiment;
+use super::measure::Measure;
 use crate::{Cell, Results};
-use strongroom::plot::Figure;
+use strongroom::units::long_size;
 
 /// A median with its smallest and largest.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,24 +36,45 @@ impl Spread {
     }
 }
 
-/// What is the same in all runs and for all contenders: a place in the grid.
+/// What is the same in all runs and for all contenders: a point of the grid.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// See [`Cell::pattern`].
+pub struct GridPoint {
+    /// See [`CellKey::pattern`](crate::CellKey::pattern).
     pub pattern: String,
-    /// See [`Cell::size`].
+    /// See [`CellKey::size`](crate::CellKey::size).
     pub size: u64,
-    /// See [`Cell::depth`].
+    /// See [`CellKey::depth`](crate::CellKey::depth).
     pub depth: u32,
-    /// See [`Cell::initiators`].
+    /// See [`CellKey::initiators`](crate::CellKey::initiators).
     pub initiators: u32,
 }
 
-/// All runs of one contender at one place.
+impl GridPoint {
+    /// `4 KiB randread, depth 16, 2 initiators`.
+    pub fn in_words(&self) -> String {
+        let mut words = Vec::new();
+        if self.size > 0 {
+            words.push(format!("{} {}", long_size(self.size), self.pattern));
+        } else {
+            words.push(self.pattern.clone());
+        }
+        if self.depth > 0 {
+            words.push(format!("depth {}", self.depth));
+        }
+        if self.initiators > 1 {
+            // dbench is one initiator with a file system on it; what is counted are dbench's client processes.
+            let of = if self.pattern.starts_with("dbench") { "clients" } else { "initiators" };
+            words.push(format!("{} {of}", self.initiators));
+        }
+        words.join(", ")
+    }
+}
+
+/// All runs of one contender at one point.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Where.
-    pub place: Place,
+    pub point: GridPoint,
     /// Of whom.
     pub contender: String,
     /// Its suite.
@@ -108,23 +130,23 @@ impl Summary {
         let mut rows: Vec<Row> = Vec::new();
         let (mut contenders, mut media) = (Vec::new(), Vec::new());
         let mut seconds = 0.0f64;
-        for cell in results.cells.iter().filter(|cell| cell.bench == bench) {
-            let place = Place {
-                pattern: cell.pattern.clone(),
-                size: cell.size,
-                depth: cell.depth,
-                initiators: cell.initiators,
+        for cell in results.cells.iter().filter(|cell| cell.key.bench == bench) {
+            let point = GridPoint {
+                pattern: cell.key.pattern.clone(),
+                size: cell.key.size,
+                depth: cell.key.depth,
+                initiators: cell.key.initiators,
             };
-            add_new(&mut contenders, &cell.contender);
-            add_new(&mut media, &cell.medium);
-            seconds = seconds.max(cell.elapsed_s);
-            let at = rows.iter().position(|row| row.place == place && row.contender == cell.contender);
+            add_new(&mut contenders, &cell.key.contender);
+            add_new(&mut media, &cell.key.medium);
+            seconds = seconds.max(cell.throughput.elapsed_s);
+            let at = rows.iter().position(|row| row.point == point && row.contender == cell.key.contender);
             let row = match at {
                 Some(at) => &mut rows[at],
                 None => {
                     rows.push(Row {
-                        place,
-                        contender: cell.contender.clone(),
+                        point,
+                        contender: cell.key.contender.clone(),
                         suite: String::new(),
                         runs: BTreeMap::new(),
                         errors: Vec::new(),
@@ -132,38 +154,38 @@ impl Summary {
                     rows.last_mut().expect("just added")
                 }
             };
-            if !cell.suite.is_empty() {
-                row.suite.clone_from(&cell.suite);
+            if !cell.key.suite.is_empty() {
+                row.suite.clone_from(&cell.key.suite);
             }
             match &cell.error {
                 Some(error) => row.errors.push(error.clone()),
-                None => drop(row.runs.insert(cell.run, cell.clone())),
+                None => drop(row.runs.insert(cell.key.run, cell.clone())),
             }
         }
-        // The paper's order: plain first, whoever happened to be measured first.
+        // The paper's order: plain first, in whichever order they were measured.
         contenders.sort_by_key(|name: &String| (name != "S0", !name.starts_with('S')));
         rows.sort_by_key(|row| {
             let order = contenders.iter().position(|name| *name == row.contender);
-            (pattern_order(&row.place.pattern), row.place.initiators, row.place.depth, row.place.size, order)
+            (pattern_order(&row.point.pattern), row.point.initiators, row.point.depth, row.point.size, order)
         });
         let runs = rows.iter().map(|row| row.runs.len() + row.errors.len()).max().unwrap_or(0);
         Summary { experiment: Experiment::named(bench), rows, contenders, media, seconds, runs }
     }
 
-    /// The row of a contender at a place.
-    pub fn row(&self, place: &Place, contender: &str) -> Option<&Row> {
-        self.rows.iter().find(|row| row.place == *place && row.contender == contender)
+    /// The row of a contender at a point.
+    pub fn row(&self, point: &GridPoint, contender: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.point == *point && row.contender == contender)
     }
 
-    /// The places, in order.
-    pub fn places(&self) -> Vec<Place> {
-        let mut places: Vec<Place> = Vec::new();
+    /// The points, in order.
+    pub fn points(&self) -> Vec<GridPoint> {
+        let mut points: Vec<GridPoint> = Vec::new();
         for row in &self.rows {
-            if !places.contains(&row.place) {
-                places.push(row.place.clone());
+            if !points.contains(&row.point) {
+                points.push(row.point.clone());
             }
         }
-        places
+        points
     }
 
     /// How far runs of the same thing lay apart: the median over all rows, of the experiment's main number.
@@ -171,11 +193,6 @@ impl Summary {
         let noises = self.rows.iter().filter(|row| row.runs.len() > 1);
         Spread::of(noises.filter_map(|row| row.spread(self.experiment.main).map(|spread| spread.noise())))
             .map(|spread| spread.median)
-    }
-
-    /// Its plots.
-    pub fn figures(&self) -> Vec<Figure> {
-        self.experiment.figures(self)
     }
 }
 

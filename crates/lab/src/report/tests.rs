@@ -1,29 +1,34 @@
 //! Proves that what is shown is what was measured: medians, ratios of the same run, errors as errors, and pictures that are
 //! well formed.
 
-use super::experiment::Measure;
+use super::measure::Measure;
 use super::*;
+use crate::cell::{CellKey, CpuCost, LatencyQuantiles, Throughput};
 use crate::{Cell, Machine};
 
 fn cell(contender: &str, size: u64, run: u32, mib_s: f64) -> Cell {
-    let mut cell = Cell {
-        bench: "rawio".into(),
-        contender: contender.into(),
-        pattern: "randread".into(),
-        size,
-        depth: 16,
-        initiators: 1,
-        run,
-        medium: "memory".into(),
-        p50_us: Some(10.0),
-        p99_us: Some(90.0),
-        target_cpu_s_per_gib: Some(1.0 / mib_s),
-        target_cpu_ms_per_kio: Some(1.0),
-        target_busy: Some(0.99),
+    Cell {
+        key: CellKey {
+            bench: "rawio".into(),
+            contender: contender.into(),
+            pattern: "randread".into(),
+            size,
+            depth: 16,
+            initiators: 1,
+            run,
+            medium: "memory".into(),
+            ..CellKey::default()
+        },
+        throughput: Throughput::new(1000, (mib_s * f64::from(1 << 20)) as u64, 1.0),
+        latency: LatencyQuantiles { p50_us: Some(10.0), p99_us: Some(90.0), ..LatencyQuantiles::default() },
+        cpu: CpuCost {
+            target_cpu_s_per_gib: Some(1.0 / mib_s),
+            target_cpu_ms_per_kio: Some(1.0),
+            target_busy: Some(0.99),
+            ..CpuCost::default()
+        },
         ..Cell::default()
-    };
-    cell.set_moved(1000, (mib_s * f64::from(1 << 20)) as u64, 1.0);
-    cell
+    }
 }
 
 fn results() -> Results {
@@ -42,7 +47,7 @@ fn results() -> Results {
 fn rows_are_medians_and_ratios_are_of_the_same_run() {
     let summary = Summary::new(&results(), "rawio");
     assert_eq!(summary.contenders, ["S0", "S2-5"], "plain first");
-    let place = summary.places()[0].clone();
+    let place = summary.points()[0].clone();
     let (plain, sealed) = (summary.row(&place, "S0").unwrap(), summary.row(&place, "S2-5").unwrap());
     assert_eq!(plain.spread(Measure::Throughput), Some(Spread { median: 200.0, low: 100.0, high: 300.0 }));
     assert_eq!(
@@ -75,10 +80,10 @@ fn sentences_say_who_was_the_bottleneck() {
     let sentence = &words::findings(&summary)[0];
     assert!(sentence.contains("4 KiB randread, depth 16: S2-5 did 100 MiB/s against S0's 200: 0.50×"), "{sentence}");
     assert!(sentence.contains("the target's processor was the bottleneck"), "{sentence}");
-    results.cells.iter_mut().for_each(|cell| cell.target_busy = Some(0.5));
+    results.cells.iter_mut().for_each(|cell| cell.cpu.target_busy = Some(0.5));
     assert!(words::findings(&Summary::new(&results, "rawio"))[0].contains("no ratio of targets"));
     for cell in &mut results.cells {
-        (cell.target_busy, cell.foreign_busy) = (Some(1.0), Some(0.4));
+        (cell.cpu.target_busy, cell.cpu.foreign_busy) = (Some(1.0), Some(0.4));
     }
     let summary = Summary::new(&results, "rawio");
     assert!(

@@ -3,7 +3,6 @@
 //! A cell's place is a delay and a size; what the settings differ in is the contender. Absent: the measurement (`crate::wan`).
 
 use super::summary::{Row, Spread, Summary};
-use super::words;
 use crate::Cell;
 use strongroom::plot::number;
 use strongroom::plot::{Chart, Figure, Look, Series, Value};
@@ -27,11 +26,6 @@ pub(super) const SMALL_BYTES: u64 = 64 << 10;
 /// One of a cell's numbers.
 pub(super) type Number<'a> = &'a dyn Fn(&Cell) -> Option<f64>;
 
-/// Whether an experiment is one of these.
-pub(crate) fn is_wan(bench: &str) -> bool {
-    bench == "wan" || bench.starts_with("wan-")
-}
-
 /// The figures, in the paper's order.
 pub(crate) fn figures(summary: &Summary) -> Vec<Figure> {
     let bench = &summary.experiment.bench;
@@ -50,17 +44,21 @@ pub(crate) fn figures(summary: &Summary) -> Vec<Figure> {
         shown.iter().map(|&delay| chart_by_size(summary, delay, axis, of)).collect()
     };
     let mut figures = vec![
-        figure("throughput", "throughput by block size (Figures 9 and 10)", by_size("MiB/s", &|cell| cell.mib_s)),
+        figure(
+            "throughput",
+            "throughput by block size (Figures 9 and 10)",
+            by_size("MiB/s", &|cell| cell.throughput.mib_s),
+        ),
         figure("improvement", "times as fast as S2-1 one at a time (Figure 11)", vec![improvement(summary)]),
         figure(
             "processor",
             "the initiator's processor time (Figures 12 and 13)",
-            by_size("CPU seconds in a second", &|cell| cell.initiator_cpu),
+            by_size("CPU seconds in a second", &|cell| cell.cpu.initiator_cpu),
         ),
         figure(
             "processor-by-delay",
             "the initiator's processor time by delay (Figure 14)",
-            vec![by_delay(summary, "CPU seconds in a second, mean over block sizes", &|cell| cell.initiator_cpu)],
+            vec![by_delay(summary, "CPU seconds in a second, mean over block sizes", &|cell| cell.cpu.initiator_cpu)],
         ),
         figure(
             "model",
@@ -71,7 +69,9 @@ pub(crate) fn figures(summary: &Summary) -> Vec<Figure> {
         figure(
             "encrypted",
             "bytes encrypted by the initiator for each byte delivered",
-            vec![by_delay(summary, "bytes per byte, mean over block sizes", &|cell| cell.initiator_encrypted_per_byte)],
+            vec![by_delay(summary, "bytes per byte, mean over block sizes", &|cell| {
+                cell.crypto.initiator_encrypted_per_byte
+            })],
         ),
     ];
     figures.retain(|figure| figure.charts.iter().any(Chart::has_values));
@@ -83,7 +83,7 @@ pub(crate) fn findings(summary: &Summary) -> Vec<String> {
     let mut sentences = vec![format!("{}.", link_in_words(summary))];
     let Some(&longest) = delays(summary).last() else { return sentences };
     for (contender, base) in [("OP-10", EAGER), ("OP-10", SEALED), ("auto", EAGER)] {
-        let small = |row: &Row| row.place.size <= SMALL_BYTES;
+        let small = |row: &Row| row.point.size <= SMALL_BYTES;
         if let Some(times) = mean_ratio(summary, longest, contender, base, &small) {
             sentences.push(format!(
                 "At {longest} ms one way, {contender} wrote {} times as much as {base}, in the mean over writes up to {} (the paper, \
@@ -108,7 +108,7 @@ pub(super) fn median(row: &Row, of: Number<'_>) -> Option<f64> {
 }
 
 fn delay_of(row: &Row) -> Option<f64> {
-    row.runs.values().find_map(|cell| cell.delay_ms)
+    row.runs.values().find_map(|cell| cell.link.delay_ms)
 }
 
 fn delays(summary: &Summary) -> Vec<f64> {
@@ -119,7 +119,7 @@ fn delays(summary: &Summary) -> Vec<f64> {
 }
 
 fn sizes(summary: &Summary) -> Vec<u64> {
-    let mut sizes: Vec<u64> = summary.rows.iter().map(|row| row.place.size).collect();
+    let mut sizes: Vec<u64> = summary.rows.iter().map(|row| row.point.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
     sizes
@@ -129,7 +129,7 @@ fn sizes(summary: &Summary) -> Vec<u64> {
 fn sizes_everywhere(summary: &Summary) -> Vec<u64> {
     let delays = delays(summary);
     let is_everywhere = |size: &u64| {
-        let at = |delay: &f64| summary.rows.iter().any(|row| row.place.size == *size && delay_of(row) == Some(*delay));
+        let at = |delay: &f64| summary.rows.iter().any(|row| row.point.size == *size && delay_of(row) == Some(*delay));
         delays.iter().all(at)
     };
     sizes(summary).into_iter().filter(is_everywhere).collect()
@@ -145,13 +145,15 @@ fn row<'a>(summary: &'a Summary, delay: f64, size: u64, contender: &str) -> Opti
     let fitting = summary
         .rows
         .iter()
-        .filter(|row| delay_of(row) == Some(delay) && row.place.size == size && row.contender == contender);
-    fitting.min_by_key(|row| row.place.initiators)
+        .filter(|row| delay_of(row) == Some(delay) && row.point.size == size && row.contender == contender);
+    fitting.min_by_key(|row| row.point.initiators)
 }
 
 fn link_in_words(summary: &Summary) -> String {
     let mut cells = summary.rows.iter().flat_map(|row| row.runs.values());
-    cells.find(|cell| !cell.link.is_empty()).map_or_else(String::new, |cell| format!("The link: {}", cell.link))
+    cells
+        .find(|cell| !cell.link.description.is_empty())
+        .map_or_else(String::new, |cell| format!("The link: {}", cell.link.description))
 }
 
 fn exact(value: f64) -> Option<Value> {
@@ -204,7 +206,7 @@ fn improvement(summary: &Summary) -> Chart {
         values: delays
             .iter()
             .map(|&delay| {
-                mean_ratio(summary, delay, name, EAGER, &|row| sizes.contains(&row.place.size)).and_then(exact)
+                mean_ratio(summary, delay, name, EAGER, &|row| sizes.contains(&row.point.size)).and_then(exact)
             })
             .collect(),
     };
@@ -219,7 +221,8 @@ fn improvement(summary: &Summary) -> Chart {
 
 fn model(summary: &Summary, delay: f64) -> Chart {
     let mut chart = Chart { series: Vec::new(), ..chart_by_size(summary, delay, "MiB/s", &|_| None) };
-    let both: [(&str, Number<'_>); 2] = [("measured", &|cell| cell.mib_s), ("calculated", &|cell| cell.model_mib_s)];
+    let both: [(&str, Number<'_>); 2] =
+        [("measured", &|cell| cell.throughput.mib_s), ("calculated", &|cell| cell.model.model_mib_s)];
     for name in [SEALED, "OP-2", "OP-10", "auto"].iter().filter(|name| summary.contenders.iter().any(|it| it == *name))
     {
         for (what, of) in both {
@@ -239,7 +242,8 @@ fn against_op_2(summary: &Summary) -> Chart {
     let mut depths: Vec<u32> = summary.contenders.iter().filter_map(number_of).collect();
     depths.sort_unstable();
     let ratio = |n: u32, size: u64| {
-        let throughput = |n: u32| median(row(summary, longest, size, &format!("OP-{n}"))?, &|cell| cell.mib_s);
+        let throughput =
+            |n: u32| median(row(summary, longest, size, &format!("OP-{n}"))?, &|cell| cell.throughput.mib_s);
         exact(throughput(n)? / throughput(2)?)
     };
     let mut series =
@@ -271,7 +275,7 @@ pub(super) fn mean_ratio(
     base: &str,
     wanted: &dyn Fn(&Row) -> bool,
 ) -> Option<f64> {
-    let throughput = |row: &Row| median(row, &|cell| cell.mib_s);
+    let throughput = |row: &Row| median(row, &|cell| cell.throughput.mib_s);
     mean(sizes(summary).into_iter().filter_map(|size| {
         let (one, other) = (row(summary, delay, size, name)?, row(summary, delay, size, base)?);
         if !wanted(one) {
@@ -286,14 +290,14 @@ fn auto_against_link(summary: &Summary, delay: f64) -> Option<String> {
         let sizes = sizes(summary).into_iter().filter(|&size| size >= SMALL_BYTES);
         let shares = sizes.filter_map(|size| {
             let row = row(summary, delay, size, "auto")?;
-            Some(median(row, &|cell| cell.mib_s)? / median(row, of)?)
+            Some(median(row, &|cell| cell.throughput.mib_s)? / median(row, of)?)
         });
         let spread = Spread::of(shares.collect::<Vec<f64>>())?;
         let [median, low, high] = [spread.median, spread.low, spread.high].map(|share| share * 100.0);
         Some(format!("{median:.0} % ({low:.0} to {high:.0})"))
     };
-    let of_socket = share(&|cell| cell.socket_mib_s)?;
-    let of_link = share(&|cell| cell.link_payload_mib_s);
+    let of_socket = share(&|cell| cell.model.socket_mib_s)?;
+    let of_link = share(&|cell| cell.model.link_payload_mib_s);
     let of_link =
         of_link.map_or_else(String::new, |share| format!(", and {share} of what the link's rate leaves for payload"));
     Some(format!(
@@ -305,12 +309,12 @@ fn auto_against_link(summary: &Summary, delay: f64) -> Option<String> {
 
 /// What `auto` does beside the best fixed depth, wherever both were measured: its share, and the place.
 pub(super) fn auto_beside_best(summary: &Summary) -> Vec<(f64, String)> {
-    let throughput = |row: &Row| median(row, &|cell| cell.mib_s);
+    let throughput = |row: &Row| median(row, &|cell| cell.throughput.mib_s);
     let beside = |auto: &Row| {
-        let fixed = summary.rows.iter().filter(|row| row.place == auto.place && row.contender.starts_with("OP-"));
+        let fixed = summary.rows.iter().filter(|row| row.point == auto.point && row.contender.starts_with("OP-"));
         let best = fixed.filter_map(|row| Some((throughput(row)?, &row.contender)));
         let (best, name) = best.max_by(|one, other| one.0.total_cmp(&other.0))?;
-        Some((throughput(auto)? / best, format!("{}, where {name} was best", words::place_in_words(auto))))
+        Some((throughput(auto)? / best, format!("{}, where {name} was best", auto.point.in_words())))
     };
     summary.rows.iter().filter(|row| row.contender == "auto").filter_map(beside).collect()
 }
@@ -344,14 +348,15 @@ impl BesideModel {
 /// Every place where both are known, and link or latency limit.
 pub(super) fn beside_model(summary: &Summary) -> Vec<BesideModel> {
     let compare = |row: &Row| {
-        let (measured, modelled) = median(row, &|cell| cell.mib_s).zip(median(row, &|cell| cell.model_mib_s))?;
-        let limit = row.runs.values().next().map(|cell| cell.limit.as_str()).unwrap_or_default();
+        let (measured, modelled) =
+            median(row, &|cell| cell.throughput.mib_s).zip(median(row, &|cell| cell.model.model_mib_s))?;
+        let limit = row.runs.values().next().map(|cell| cell.model.limit.as_str()).unwrap_or_default();
         let is_short = delay_of(row).is_none_or(|delay| 2.0 * delay < ROUND_TRIP_MS_MIN);
         let (ratio, reason) = (measured / modelled, reason(row));
         let words = format!(
             "{} {}, {}: measured {}, calculated {} MiB/s ({:+.0} %, {limit}{reason})",
-            long_size(row.place.size),
-            row.place.pattern,
+            long_size(row.point.size),
+            row.point.pattern,
             row.contender,
             number(measured),
             number(modelled),
@@ -368,7 +373,7 @@ fn model_in_words(summary: &Summary) -> Vec<String> {
     if compared.is_empty() {
         return Vec::new();
     }
-    let modelled = summary.rows.iter().filter(|row| median(row, &|cell| cell.model_mib_s).is_some()).count();
+    let modelled = summary.rows.iter().filter(|row| median(row, &|cell| cell.model.model_mib_s).is_some()).count();
     let (count, elsewhere) = (compared.len(), modelled - compared.len());
     let off: Vec<String> = compared.into_iter().filter(|place| !place.is_within()).map(|place| place.words).collect();
     let mut sentences = vec![format!(
@@ -388,12 +393,12 @@ fn model_in_words(summary: &Summary) -> Vec<String> {
 /// What the cell itself tells of why it is off the model.
 fn reason(row: &Row) -> &'static str {
     let busy = |of: fn(&Cell) -> Option<f64>| median(row, &of).unwrap_or(0.0);
-    let foreign = busy(|cell| cell.foreign_busy);
+    let foreign = busy(|cell| cell.cpu.foreign_busy);
     if foreign > 0.3 {
         "; others, the emulator among them, had much of the processors"
-    } else if busy(|cell| cell.initiator_busy) > 0.9 || busy(|cell| cell.target_busy) > 0.9 {
+    } else if busy(|cell| cell.cpu.initiator_busy) > 0.9 || busy(|cell| cell.cpu.target_busy) > 0.9 {
         "; a processor was full"
-    } else if row.runs.values().any(|cell| cell.link.contains("loss")) {
+    } else if row.runs.values().any(|cell| cell.link.description.contains("loss")) {
         "; all that follows a lost packet waits a round trip for it, and TCP may back off"
     } else {
         ""
@@ -404,9 +409,9 @@ fn encrypted_in_words(summary: &Summary) -> Option<String> {
     let of = |contender: &str, what: &dyn Fn(&Cell) -> Option<f64>| {
         mean(summary.rows.iter().filter(|row| row.contender == contender).filter_map(|row| median(row, what)))
     };
-    let eager = of(EAGER, &|cell| cell.initiator_encrypted_per_byte)?;
-    let sealed = of(SEALED, &|cell| cell.initiator_encrypted_per_byte)?;
-    let wire = of(EAGER, &|cell| cell.wire_per_byte)?;
+    let eager = of(EAGER, &|cell| cell.crypto.initiator_encrypted_per_byte)?;
+    let sealed = of(SEALED, &|cell| cell.crypto.initiator_encrypted_per_byte)?;
+    let wire = of(EAGER, &|cell| cell.model.wire_per_byte)?;
     Some(format!(
         "For each byte delivered the initiator encrypted {} bytes with S2-1 and {} with S2-5, and sent {} bytes of IP \
          packets. Our S2-1 is in user space, above TCP: it does not encrypt again what TCP sends again. IPsec, below TCP, encrypts every \

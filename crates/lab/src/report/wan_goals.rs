@@ -43,7 +43,7 @@ fn figures(summaries: &[Summary]) -> Vec<Figure> {
 
 fn link_alone(summary: Option<&Summary>) -> Figure {
     let cells = summary.into_iter().flat_map(|summary| &summary.rows).flat_map(|row| row.runs.values());
-    let gbit = |cell: &Cell| Some(cell.socket_mib_s? * 1_048_576.0 * 8.0 / 1e9);
+    let gbit = |cell: &Cell| Some(cell.model.socket_mib_s? * 1_048_576.0 * 8.0 / 1e9);
     Figure {
         what: "the link alone: Gbit/s of payload of one TCP connection".into(),
         at: format!("{FAR_MS} ms one way"),
@@ -60,16 +60,16 @@ fn steady(summary: Option<&Summary>, rate: &str) -> Vec<Figure> {
         goal: Goal::AtLeast(SHARE),
         came_out,
     };
-    let is_asked = |row: &&Row| row.contender == "auto" && row.place.size >= SMALL_BYTES;
+    let is_asked = |row: &&Row| row.contender == "auto" && row.point.size >= SMALL_BYTES;
     let rows: Vec<&Row> = summary.into_iter().flat_map(|summary| &summary.rows).filter(is_asked).collect();
     if rows.is_empty() {
         return vec![figure(format!("{rate}, {FAR_MS} ms one way"), None)];
     }
     let share = |row: &Row| {
-        let mib_s = median(row, &|cell| cell.mib_s)?;
-        Some((mib_s / median(row, &|cell| cell.link_payload_mib_s)?, format!(" ({mib_s:.1} MiB/s)")))
+        let mib_s = median(row, &|cell| cell.throughput.mib_s)?;
+        Some((mib_s / median(row, &|cell| cell.model.link_payload_mib_s)?, format!(" ({mib_s:.1} MiB/s)")))
     };
-    let at = |row: &Row| format!("{rate}, {}, {}", row.place.pattern, long_size(row.place.size));
+    let at = |row: &Row| format!("{rate}, {}, {}", row.point.pattern, long_size(row.point.size));
     rows.into_iter().map(|row| figure(at(row), share(row))).collect()
 }
 
@@ -86,7 +86,7 @@ fn best_fixed(summary: &Summary) -> Option<Figure> {
 }
 
 fn papers_factor(summary: Option<&Summary>, base: &str) -> Figure {
-    let small = |row: &Row| row.place.size <= SMALL_BYTES;
+    let small = |row: &Row| row.point.size <= SMALL_BYTES;
     let times = summary.and_then(|summary| wan::mean_ratio(summary, FAR_MS, "OP-10", base, &small));
     Figure {
         what: format!("OP-10, times as much as {base}"),
@@ -117,20 +117,27 @@ fn model(summary: &Summary) -> Option<Figure> {
 mod tests {
     use super::*;
     use crate::Results;
+    use crate::cell::{CellKey, LinkConditions, ModelPrediction, Throughput};
 
     fn cell(bench: &str, contender: &str, size: u64, mib_s: f64) -> Cell {
         Cell {
-            bench: bench.into(),
-            contender: contender.into(),
-            pattern: "64 ms one way".into(),
-            size,
-            initiators: 1,
-            delay_ms: Some(64.0),
-            mib_s: Some(mib_s),
-            model_mib_s: Some(10.0),
-            limit: "link".into(),
-            link_payload_mib_s: Some(11.5),
-            socket_mib_s: Some(120.0),
+            key: CellKey {
+                bench: bench.into(),
+                contender: contender.into(),
+                pattern: "64 ms one way".into(),
+                size,
+                initiators: 1,
+                ..CellKey::default()
+            },
+            link: LinkConditions { delay_ms: Some(64.0), ..LinkConditions::default() },
+            throughput: Throughput { mib_s: Some(mib_s), ..Throughput::default() },
+            model: ModelPrediction {
+                model_mib_s: Some(10.0),
+                limit: "link".into(),
+                link_payload_mib_s: Some(11.5),
+                socket_mib_s: Some(120.0),
+                ..ModelPrediction::default()
+            },
             ..Cell::default()
         }
     }
@@ -138,7 +145,7 @@ mod tests {
     #[test]
     fn every_figure_that_was_asked_is_judged() {
         let mut busy = cell("wan", "S2-5 one at a time", 16384, 1.0);
-        busy.initiator_busy = Some(0.99);
+        busy.cpu.initiator_busy = Some(0.99);
         let cells = vec![
             cell("wan", "S2-1 one at a time", 16384, 1.0),
             busy,

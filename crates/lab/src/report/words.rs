@@ -1,7 +1,8 @@
 //! Results as sentences: what came out, and whether it may be believed. Ratios are of the same run; where the target was not
 //! the bottleneck, a ratio of throughputs is not called one of targets.
 
-use super::experiment::Measure;
+use super::experiment::is_wan;
+use super::measure::Measure;
 use super::summary::{Row, Spread, Summary};
 use super::wan;
 use crate::Machine;
@@ -15,12 +16,12 @@ const FOREIGN_MAX: f64 = 0.05;
 
 /// One sentence for each place and contender, against the first contender.
 pub(crate) fn findings(summary: &Summary) -> Vec<String> {
-    if wan::is_wan(&summary.experiment.bench) {
+    if is_wan(&summary.experiment.bench) {
         return wan::findings(summary);
     }
     let Some(base_name) = summary.contenders.first() else { return Vec::new() };
     let mut sentences = Vec::new();
-    for place in summary.places() {
+    for place in summary.points() {
         let Some(base) = summary.row(&place, base_name) else { continue };
         for name in &summary.contenders[1..] {
             if let Some(row) = summary.row(&place, name)
@@ -40,7 +41,7 @@ fn comparison(summary: &Summary, row: &Row, base: &Row) -> Option<String> {
     let unit = main.column();
     let mut sentence = format!(
         "{}: {} {} {} {unit} against {}'s {}: {}",
-        place_in_words(row),
+        row.point.in_words(),
         row.contender,
         if main == Measure::Seconds { "took" } else { "did" },
         number(own.median),
@@ -64,7 +65,8 @@ fn bottleneck(row: &Row, base: &Row) -> String {
     let (Some(own), Some(other)) = (busy(row, Measure::TargetBusy), busy(base, Measure::TargetBusy)) else {
         return String::new();
     };
-    let foreign = |row: &Row| Spread::of(row.runs.values().filter_map(|cell| cell.foreign_busy)).map(|it| it.median);
+    let foreign =
+        |row: &Row| Spread::of(row.runs.values().filter_map(|cell| cell.cpu.foreign_busy)).map(|it| it.median);
     let foreign = foreign(row).into_iter().chain(foreign(base)).fold(0.0, f64::max);
     if foreign > FOREIGN_MAX {
         let share = foreign * 100.0;
@@ -90,26 +92,6 @@ fn times(ratio: Spread) -> String {
     }
 }
 
-/// `4 KiB randread, depth 16, 2 initiators`.
-pub(crate) fn place_in_words(row: &Row) -> String {
-    let place = &row.place;
-    let mut words = Vec::new();
-    if place.size > 0 {
-        words.push(format!("{} {}", long_size(place.size), place.pattern));
-    } else {
-        words.push(place.pattern.clone());
-    }
-    if place.depth > 0 {
-        words.push(format!("depth {}", place.depth));
-    }
-    if place.initiators > 1 {
-        // dbench is one initiator with a file system on it; what is counted are dbench's client processes.
-        let of = if place.pattern.starts_with("dbench") { "clients" } else { "initiators" };
-        words.push(format!("{} {of}", place.initiators));
-    }
-    words.join(", ")
-}
-
 /// What went wrong, one line for each row that has errors.
 pub(crate) fn failures(summary: &Summary) -> Vec<String> {
     let failed = summary.rows.iter().filter(|row| !row.errors.is_empty());
@@ -119,7 +101,7 @@ pub(crate) fn failures(summary: &Summary) -> Vec<String> {
             format!(
                 "{}, {}: {} of {of} runs failed: {}",
                 row.contender,
-                place_in_words(row),
+                row.point.in_words(),
                 row.errors.len(),
                 row.errors[0]
             )
@@ -140,7 +122,7 @@ pub(crate) fn reliability(summary: &Summary) -> String {
         None => sentences.push("One run of each: nothing is known of the noise.".into()),
     }
     let cells: Vec<f64> =
-        summary.rows.iter().flat_map(|row| row.runs.values().filter_map(|cell| cell.foreign_busy)).collect();
+        summary.rows.iter().flat_map(|row| row.runs.values().filter_map(|cell| cell.cpu.foreign_busy)).collect();
     let spoilt = cells.iter().filter(|foreign| **foreign > FOREIGN_MAX).count();
     if spoilt > 0 {
         sentences.push(format!(

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use strongroom_block::{Buffer, CryptoCounters};
 use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind};
 
-use super::Protection;
+use super::protection::Protection;
 use super::tls::{self, Tls};
 
 /// What travels in the place of a header: as long as iSCSI's with one seal record.

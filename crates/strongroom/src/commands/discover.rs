@@ -29,7 +29,7 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<()> {
         .ok()
         .with_context(|| format!("'{}' is not HOST or HOST:PORT", args.host))?;
     let access = &args.access;
-    let base_name = access.base_name.clone().unwrap_or_else(|| strongroom_initiator::DEFAULT_BASE_IQN.to_owned());
+    let base_name = access.names.base_name.clone().unwrap_or_else(|| strongroom_initiator::DEFAULT_BASE_IQN.to_owned());
     let options = access.portal(&url, !args.plain)?;
     let targets = discover(&options).with_context(|| format!("cannot ask {}", args.host))?;
     if targets.is_empty() {
