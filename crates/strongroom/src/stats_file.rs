@@ -51,16 +51,8 @@ struct AttachmentStats {
     sessions: u64,
     connections: usize,
     unflushed_bytes: usize,
-    commands_sent: u64,
-    commands_resent: u64,
-    blocks_replayed: u64,
-    blocks_superseded: u64,
-    writes_repeated: u64,
-    blocks_failed: u64,
-    /// Blocks that did not authenticate and were fetched again, connections that were ended for that, and commands for which it helped.
-    blocks_refetched: u64,
-    refetch_connections: u64,
-    refetches_succeeded: u64,
+    #[serde(flatten)]
+    engine: EngineStats,
     /// Blocks of which an older version was read, because the newest does not open.
     previous_reads: u64,
     /// How often this end, and the target, have changed keys on the connections that there are now.
@@ -72,6 +64,37 @@ struct AttachmentStats {
     pipeline: PipelineStats,
     /// Cryptography of this process, for channels and seals together: sent are `encrypted` and `mac_made`.
     crypto: Crypto,
+}
+
+/// Commands, and what became of those that did not succeed at once.
+#[derive(Serialize)]
+struct EngineStats {
+    commands_sent: u64,
+    commands_resent: u64,
+    blocks_replayed: u64,
+    blocks_superseded: u64,
+    writes_repeated: u64,
+    blocks_failed: u64,
+    /// Blocks that did not authenticate and were fetched again, connections that were ended for that, and commands for which it helped.
+    blocks_refetched: u64,
+    refetch_connections: u64,
+    refetches_succeeded: u64,
+}
+
+impl From<strongroom_initiator::EngineCounters> for EngineStats {
+    fn from(stats: strongroom_initiator::EngineCounters) -> EngineStats {
+        EngineStats {
+            commands_sent: stats.commands_sent,
+            commands_resent: stats.commands_resent,
+            blocks_replayed: stats.blocks_replayed,
+            blocks_superseded: stats.blocks_superseded,
+            writes_repeated: stats.writes_repeated,
+            blocks_failed: stats.blocks_failed,
+            blocks_refetched: stats.blocks_refetched,
+            refetch_connections: stats.refetch_connections,
+            refetches_succeeded: stats.refetches_succeeded,
+        }
+    }
 }
 
 /// What the pipeline of the writes is at; what is not known, or not limited, is null.
@@ -133,15 +156,7 @@ fn stats(device: &RemoteDevice, counters: &CryptoCounters) -> AttachmentStats {
         sessions: status.connections,
         connections: status.wires,
         unflushed_bytes: status.unflushed_bytes,
-        commands_sent: status.engine.commands_sent,
-        commands_resent: status.engine.commands_resent,
-        blocks_replayed: status.engine.blocks_replayed,
-        blocks_superseded: status.engine.blocks_superseded,
-        writes_repeated: status.engine.writes_repeated,
-        blocks_failed: status.engine.blocks_failed,
-        blocks_refetched: status.engine.blocks_refetched,
-        refetch_connections: status.engine.refetch_connections,
-        refetches_succeeded: status.engine.refetches_succeeded,
+        engine: status.engine.into(),
         previous_reads: device.previous_reads().count,
         rekeys: status.rekeys,
         peer_rekeys: status.peer_rekeys,

@@ -2,6 +2,8 @@
 //!
 //! Reads the files that the target itself must not know (identities and wrapping keys) and hands on what is in them.
 
+mod rules;
+
 use std::fs::DirBuilder;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -13,13 +15,15 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use strongroom_block::{CryptoCounters, Opener, Resealer, Suite};
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
-use strongroom_target::config::{ChapRule, PeerRule, PlainRule, RuntimeKind};
+use strongroom_target::config::{Limits, RuntimeKind};
 use strongroom_target::{Catalogue, Config, ConfigReader, Target, TargetOptions, Volume};
 
 use crate::root_args::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
 use crate::{keys, process, sd_notify, stats_file, wrapping};
+
+use rules::RuleArgs;
 
 /// Serve the volumes of this machine, until SIGTERM or SIGINT.
 #[derive(Args)]
@@ -49,6 +53,29 @@ pub(crate) struct ServeArgs {
     /// The socket for `strongroom status` and the like [default: .admin.sock among the volumes].
     #[arg(long, value_name = "FILE")]
     admin_socket: Option<PathBuf>,
+    #[command(flatten)]
+    workers: WorkerArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    rules: RuleArgs,
+    /// Admit channels of the cipher suites that are for benchmarks alone, too: they protect nothing today.
+    #[arg(long, hide = true)]
+    benchmark_suites: bool,
+    /// Write counters to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    stats_file: Option<PathBuf>,
+    /// How often to write them.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
+    stats_every: Duration,
+    /// Check the configuration, and end.
+    #[arg(long)]
+    check: bool,
+}
+
+/// The threads that serve volumes.
+#[derive(Args)]
+struct WorkerArgs {
     /// Threads that serve volumes.
     #[arg(long, value_name = "COUNT")]
     workers: Option<usize>,
@@ -58,6 +85,11 @@ pub(crate) struct ServeArgs {
     /// What lies beneath them.
     #[arg(long)]
     runtime: Option<RuntimeArg>,
+}
+
+/// Limits on sessions, and how long things may take.
+#[derive(Args)]
+struct LimitArgs {
     /// Connections at most.
     #[arg(long, value_name = "COUNT")]
     connections_max: Option<usize>,
@@ -82,33 +114,6 @@ pub(crate) struct ServeArgs {
     /// How long a graceful stop waits for initiators.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     stop_timeout: Option<Duration>,
-    /// A further peer: 'name=alice; key=strongroom-ed25519 …; initiators=IQN,IQN; volumes=vault'. Can be repeated.
-    #[arg(long = "peer", value_name = "RULE", value_parser = parse_peer)]
-    peers: Vec<PeerRule>,
-    /// A further rule for plain iSCSI: 'initiators=*; volumes=scratch; chap=bob'. Can be repeated.
-    #[arg(long = "plain", value_name = "RULE", value_parser = parse_plain)]
-    plain: Vec<PlainRule>,
-    /// A further user of CHAP: 'user=bob; secret_file=PATH; target_user=NAME; target_secret_file=PATH'. Can be repeated.
-    #[arg(long = "chap", value_name = "RULE", value_parser = parse_chap)]
-    chap: Vec<ChapRule>,
-    /// A CHAP user who may ask for targets over plain iSCSI; without any, everybody may. Can be repeated.
-    #[arg(long, value_name = "USER")]
-    discovery_chap: Vec<String>,
-    /// Answer SendTargets=All in normal sessions too (RFC 7143 forbids it; some test suites want it).
-    #[arg(long)]
-    send_targets_all: bool,
-    /// Admit channels of the cipher suites that are for benchmarks alone, too: they protect nothing today.
-    #[arg(long, hide = true)]
-    benchmark_suites: bool,
-    /// Write counters to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
-    stats_file: Option<PathBuf>,
-    /// How often to write them.
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
-    stats_every: Duration,
-    /// Check the configuration, and end.
-    #[arg(long)]
-    check: bool,
 }
 
 /// What lies beneath the workers.
@@ -247,45 +252,51 @@ impl ServeArgs {
             (None, Some(root)) => Config::new(root),
             (None, None) => crate::config::read(Path::new(DEFAULT_CONFIG))?,
         };
-        let seconds = |duration: Duration| duration.as_secs().max(1);
         set(&mut config.root, self.root.clone());
         set(&mut config.base_name, self.base_name.clone());
-        set(&mut config.limits.connections_max, self.connections_max);
-        set(&mut config.limits.login_timeout_s, self.login_timeout.map(seconds));
-        set(&mut config.limits.queue_depth, self.queue_depth);
-        set(&mut config.limits.write_memory_bytes, self.write_memory);
-        set(&mut config.limits.read_memory_bytes, self.read_memory);
-        set(&mut config.limits.ping_after_s, self.ping_after.map(seconds));
-        set(&mut config.limits.idle_close_s, self.idle_close.map(seconds));
-        set(&mut config.limits.stop_timeout_s, self.stop_timeout.map(seconds));
-        set(
-            &mut config.runtime,
-            self.runtime.map(|runtime| match runtime {
-                RuntimeArg::Auto => RuntimeKind::Auto,
-                RuntimeArg::Epoll => RuntimeKind::Epoll,
-                RuntimeArg::IoUring => RuntimeKind::IoUring,
-            }),
-        );
         config.node_key = self.node_key.clone().or(config.node_key);
         config.admin_socket = self.admin_socket.clone().or(config.admin_socket);
-        config.workers = self.workers.or(config.workers);
-        config.pin_workers |= self.pin_workers;
         if !self.listen.is_empty() {
             config.listen.clone_from(&self.listen);
         }
         if !self.advertise.is_empty() {
             config.advertise.clone_from(&self.advertise);
         }
-        config.peers.extend(self.peers.iter().cloned());
-        config.plain.extend(self.plain.iter().cloned());
-        config.chap.extend(self.chap.iter().cloned());
-        config.discovery_chap.extend(self.discovery_chap.iter().cloned());
-        config.send_targets_all |= self.send_targets_all;
+        self.workers.apply(&mut config);
+        self.limits.apply(&mut config.limits);
+        self.rules.apply(&mut config);
         if self.benchmark_suites && !Suite::ALL.into_iter().any(Suite::is_for_benchmarks_only) {
             bail!("--benchmark-suites: this program has no cipher suites for benchmarks; strongroom-lab has");
         }
         config.benchmark_suites = self.benchmark_suites;
         Ok(config)
+    }
+}
+
+impl WorkerArgs {
+    fn apply(&self, config: &mut Config) {
+        config.workers = self.workers.or(config.workers);
+        config.pin_workers |= self.pin_workers;
+        let runtime = self.runtime.map(|runtime| match runtime {
+            RuntimeArg::Auto => RuntimeKind::Auto,
+            RuntimeArg::Epoll => RuntimeKind::Epoll,
+            RuntimeArg::IoUring => RuntimeKind::IoUring,
+        });
+        set(&mut config.runtime, runtime);
+    }
+}
+
+impl LimitArgs {
+    fn apply(&self, limits: &mut Limits) {
+        let seconds = |duration: Duration| duration.as_secs().max(1);
+        set(&mut limits.connections_max, self.connections_max);
+        set(&mut limits.login_timeout_s, self.login_timeout.map(seconds));
+        set(&mut limits.queue_depth, self.queue_depth);
+        set(&mut limits.write_memory_bytes, self.write_memory);
+        set(&mut limits.read_memory_bytes, self.read_memory);
+        set(&mut limits.ping_after_s, self.ping_after.map(seconds));
+        set(&mut limits.idle_close_s, self.idle_close.map(seconds));
+        set(&mut limits.stop_timeout_s, self.stop_timeout.map(seconds));
     }
 }
 
@@ -295,90 +306,9 @@ fn set<T>(field: &mut T, value: Option<T>) {
     }
 }
 
-/// The fields of a rule, `name=value; name=value; word`.
-fn rule_fields(text: &str, known: &[&str]) -> Result<Vec<(String, String)>, String> {
-    let mut fields = Vec::new();
-    for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
-        let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        if !known.contains(&name.trim()) {
-            return Err(format!("'{name}' is no field of this rule; it has: {}", known.join(", ")));
-        }
-        fields.push((name.trim().to_owned(), value.trim().to_owned()));
-    }
-    Ok(fields)
-}
-
-fn names(text: &str) -> Vec<String> {
-    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
-}
-
-fn parse_peer(text: &str) -> Result<PeerRule, String> {
-    let mut rule = PeerRule {
-        name: String::new(),
-        key: String::new(),
-        initiators: Vec::new(),
-        volumes: Vec::new(),
-        read_only: false,
-        receive: Vec::new(),
-    };
-    for (name, value) in rule_fields(text, &["name", "key", "initiators", "volumes", "receive", "read_only"])? {
-        match name.as_str() {
-            "name" => rule.name = value,
-            "key" => rule.key = value,
-            "initiators" => rule.initiators = names(&value),
-            "volumes" => rule.volumes = names(&value),
-            "receive" => rule.receive = names(&value),
-            _ => rule.read_only = true,
-        }
-    }
-    Ok(rule)
-}
-
-fn parse_plain(text: &str) -> Result<PlainRule, String> {
-    let mut rule = PlainRule::default();
-    for (name, value) in rule_fields(text, &["initiators", "volumes", "addresses", "chap", "read_only"])? {
-        match name.as_str() {
-            "initiators" => rule.initiators = names(&value),
-            "volumes" => rule.volumes = names(&value),
-            "addresses" => rule.addresses = names(&value),
-            "chap" => rule.chap = names(&value),
-            _ => rule.read_only = true,
-        }
-    }
-    Ok(rule)
-}
-
-fn parse_chap(text: &str) -> Result<ChapRule, String> {
-    let mut rule = ChapRule::default();
-    for (name, value) in rule_fields(text, &["user", "secret_file", "target_user", "target_secret_file"])? {
-        match name.as_str() {
-            "user" => rule.user = value,
-            "secret_file" => rule.secret_file = value.into(),
-            "target_user" => rule.target_user = Some(value),
-            _ => rule.target_secret_file = Some(value.into()),
-        }
-    }
-    Ok(rule)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rules_can_be_written_as_flags() {
-        let rule = parse_peer("name=alice; key=strongroom-ed25519 AAAA=; initiators=iqn.a,iqn.b; volumes=*; read_only")
-            .unwrap();
-        assert_eq!(rule.key, "strongroom-ed25519 AAAA=");
-        assert_eq!(rule.initiators, ["iqn.a", "iqn.b"]);
-        assert!(rule.read_only && rule.volumes == ["*"]);
-        let plain = parse_plain("initiators=*;volumes=scratch,other").unwrap();
-        assert_eq!(plain.volumes, ["scratch", "other"]);
-        assert!(parse_plain("initiator=*").unwrap_err().contains("initiators, volumes, addresses, chap"));
-        let chap = parse_chap("user=bob; secret_file=/etc/bob; target_secret_file=/etc/us").unwrap();
-        assert_eq!((chap.user.as_str(), chap.target_user), ("bob", None));
-        assert_eq!(chap.target_secret_file, Some("/etc/us".into()));
-    }
 
     #[test]
     fn the_example_configuration_is_one() {
@@ -393,7 +323,7 @@ mod tests {
             .collect();
         let all = Config::parse(&uncommented.replace("#[[", "[[")).unwrap();
         // Its default is the machine's.
-        let limits = strongroom_target::config::Limits { memory_bytes: None, ..all.limits.clone() };
+        let limits = Limits { memory_bytes: None, ..all.limits.clone() };
         assert_eq!((limits, all.limits.memory_bytes), (config.limits, Some(8 << 30)));
         assert_eq!((all.listen, all.base_name, all.runtime), (config.listen, config.base_name, config.runtime));
     }

@@ -24,6 +24,28 @@ pub(crate) struct CreateArgs {
     /// Bytes in one block, the unit of sealing: a power of two from 512 to 65536.
     #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = parse_size)]
     block_size: u64,
+    #[command(flatten)]
+    sealing: SealingArgs,
+    #[command(flatten)]
+    space: SpaceArgs,
+    /// A peer of the configuration that may use it; can be repeated; '*' for all of them.
+    #[arg(long = "peer", value_name = "NAME")]
+    peers: Vec<String>,
+    /// Plain volumes: an initiator name that may use it over plain iSCSI; can be repeated; '*' for any.
+    #[arg(long = "initiator", value_name = "IQN")]
+    initiators: Vec<String>,
+    /// Nobody may write to it.
+    #[arg(long)]
+    read_only: bool,
+    #[command(flatten)]
+    protection: ProtectionArgs,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// Whether and how its blocks are sealed.
+#[derive(Args)]
+struct SealingArgs {
     /// Store blocks as they come, for any iSCSI initiator, instead of sealed ones.
     #[arg(long, conflicts_with_all = ["custody", "suite", "wrapping_key", "authenticate_only"])]
     plain: bool,
@@ -45,6 +67,11 @@ pub(crate) struct CreateArgs {
     /// can be read. The file is a copy of the initiators' key file, outside the directory with the volumes.
     #[arg(long, value_name = "KEY_FILE", conflicts_with_all = ["plain", "authenticate_only", "wrapping_key"])]
     open_at_target: Option<PathBuf>,
+}
+
+/// What its blocks lie on, and how much space they may take.
+#[derive(Args)]
+struct SpaceArgs {
     /// How much of its size older versions of blocks may take, in percent.
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
     retention: u8,
@@ -60,19 +87,6 @@ pub(crate) struct CreateArgs {
     /// these that works where it lies. `volume show` and `status` say which it came to.
     #[arg(long, value_name = "HOW", default_value_t = IoChoice::Auto)]
     io: IoChoice,
-    /// A peer of the configuration that may use it; can be repeated; '*' for all of them.
-    #[arg(long = "peer", value_name = "NAME")]
-    peers: Vec<String>,
-    /// Plain volumes: an initiator name that may use it over plain iSCSI; can be repeated; '*' for any.
-    #[arg(long = "initiator", value_name = "IQN")]
-    initiators: Vec<String>,
-    /// Nobody may write to it.
-    #[arg(long)]
-    read_only: bool,
-    #[command(flatten)]
-    protection: ProtectionArgs,
-    #[command(flatten)]
-    target: RootArgs,
 }
 
 /// Who holds the keys of a sealed volume.
@@ -89,22 +103,22 @@ enum CustodyArg {
 pub(super) fn create(args: CreateArgs) -> Result<()> {
     let root = args.target.root()?;
     warn_of_unknown_peers(&args.target, &args.peers);
-    let custody = match args.custody {
+    let custody = match args.sealing.custody {
         CustodyArg::Keyfile => Custody::KeyFile,
         CustodyArg::Keyserver => Custody::KeyServer,
         CustodyArg::Target => Custody::Target,
     };
-    let given = args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
+    let given = args.sealing.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
     let made = (custody == Custody::Target && given.is_none())
         .then(|| strongroom_keyfiles::wrapping::create(&args.target.wrapping_keys(), &args.name))
         .transpose()?;
     let wrapping_key = given.or_else(|| made.clone());
-    let sealed = (!args.plain).then_some(SealedSpec {
+    let sealed = (!args.sealing.plain).then_some(SealedSpec {
         custody,
-        suite: args.suite,
-        mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
+        suite: args.sealing.suite,
+        mode: if args.sealing.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
         wrapping_key,
-        opened_with: args.open_at_target.as_deref().map(usable_opening_key).transpose()?,
+        opened_with: args.sealing.open_at_target.as_deref().map(usable_opening_key).transpose()?,
     });
     let nobody = args.peers.is_empty() && args.initiators.is_empty();
     let spec = VolumeSpec {
@@ -112,10 +126,10 @@ pub(super) fn create(args: CreateArgs) -> Result<()> {
         size_bytes: args.size,
         block_size: args.block_size,
         sealed,
-        retention_percent: args.retention,
-        spare_percent: args.spare,
-        medium: args.medium,
-        io: args.io,
+        retention_percent: args.space.retention,
+        spare_percent: args.space.spare,
+        medium: args.space.medium,
+        io: args.space.io,
         access: Access {
             peers: args.peers,
             initiators: args.initiators,
