@@ -37,7 +37,7 @@ test: deps ## Every test; the properties from one seed, so that a failure says s
 # Cargo unifies the features of what it builds together. Our own libraries are compiled a second time, once (a minute or two on two cores);
 # nearly all others are those of `make test`.
 test-product: deps ## The product built alone does not have the papers' cipher suites (part of `make test`)
-	STRONGROOM_PRODUCT_ALONE=1 $(CARGO) test --locked --package strongroom --test product
+	STRONGROOM_PRODUCT_ALONE=1 $(CARGO) test --locked --package strongroom --test it product::
 
 test-conformance: deps ## libiscsi's conformance suite against our target, skips counted (part of `make test`)
 	$(CARGO) test --locked --package strongroom-target --test it conformance

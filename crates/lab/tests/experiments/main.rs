@@ -1,0 +1,246 @@
+//! Proves that the experiments are alive: each runs for real, as short as it goes, with targets and initiators as processes;
+//! that what it writes is whole; that wrong wishes are refused with advice; and that data behind a URL is not overwritten
+//! unless that is asked for. Says nothing about speed.
+
+mod private;
+mod stage;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use stage::{World, run};
+
+const SHORT: [&str; 5] = ["--warm-up", "0", "--runs", "2", "--quiet"];
+/// How long each measurement takes. The first is enough, unless the machine is so busy that next to nothing is done in it.
+const SECONDS: [&str; 4] = ["0.1", "1", "5", "20"];
+
+/// The cells of a file of results.
+fn cells(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).expect("there are results");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect();
+    assert!(lines[0]["machine"]["kernel"].is_string(), "a run begins with its machine");
+    lines.into_iter().filter(|line| line["bench"].is_string()).collect()
+}
+
+/// Runs an experiment, longer and longer until every cell is measured and `is_right`; its cells.
+#[track_caller]
+fn measured(command: &[&str], json: &str, is_right: impl Fn(&Value) -> bool) -> Vec<Value> {
+    let mut wrong = String::new();
+    for seconds in SECONDS {
+        let said = run(&[command, &["--seconds", seconds, "--json", json]].concat());
+        if !said.is_success() && [&said.stdout, &said.stderr].iter().any(|said| said.contains("give more --seconds")) {
+            wrong = said.stdout + &said.stderr;
+            continue;
+        }
+        said.ok();
+        let cells = cells(Path::new(json));
+        match cells.iter().find(|cell| !cell["error"].is_null() || !is_right(cell)) {
+            None => return cells,
+            Some(cell) => wrong = cell.to_string(),
+        }
+    }
+    panic!("{wrong}");
+}
+
+#[test]
+fn rawio_measures_and_verifies_every_scheme_and_the_report_shows_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let json = path("results.jsonl");
+    let mut command = vec!["rawio", "--schemes", "S0,S2-5", "--patterns", "randread,seqwrite", "--sizes"];
+    command.extend(["512,4k", "--initiators", "2", "--depths", "4", "--volume-size", "8MiB", "--verify"]);
+    // At either end of a measurement there are I/Os under way whose cryptography counts, or does not: among few they would show.
+    let counts_add_up = |cell: &Value| {
+        let crypto = cell["initiator_crypto_per_byte"].as_f64().unwrap();
+        let (sealed, headers) = (cell["scheme"] == "S2-5", if cell["size"] == 512 { 1.0 } else { 0.2 });
+        let is_blind = cell["target_crypto_per_byte"].as_f64().is_none_or(|crypto| crypto < headers);
+        is_blind && if sealed { crypto > 1.9 } else { crypto == 0.0 }
+    };
+    let cells = measured(&[&command[..], &SHORT[..]].concat(), &json, counts_add_up);
+    assert_eq!(cells.len(), 2 * 2 * 2 * 2);
+    for cell in &cells {
+        for field in [
+            "mib_s",
+            "iops",
+            "p50_us",
+            "p99_us",
+            "target_cpu_s_per_gib",
+            "target_cpu_ms_per_kio",
+            "initiator_cpu_s_per_gib",
+            "target_busy",
+            "verified",
+        ] {
+            assert!(cell[field].is_number(), "{field} of {cell}");
+        }
+        assert!(cell["verified"].as_u64() > Some(0), "{cell}");
+        assert_eq!(cell["scheme"] == "S2-5", cell["suite"] == "aes-256-gcm", "{cell}");
+    }
+
+    let streams = ["--sizes", "4k", "--json", &json, "--append", "--seconds", "0.1"];
+    run(&[&["stream"], &streams[..], &SHORT[..]].concat()).ok();
+    let (html, plots, markdown) = (path("report.html"), path("plots"), path("report.md"));
+    run(&["report", &json, "--html", &html, "--plots", &plots, "--markdown", &markdown]).ok();
+    let page = fs::read_to_string(&html).unwrap();
+    assert!(page.contains("S2-1") && page.contains("</html>") && !page.contains("src=\"http"));
+    for plot in ["rawio-what-it-moved.svg", "rawio-what-it-moved.png", "stream-what-it-cost-the-target.svg"] {
+        assert!(Path::new(&plots).join(plot).metadata().unwrap().len() > 1500, "{plot}");
+    }
+}
+
+/// Every suite, a key for every block, and 64 KiB sealed at once under I/Os of 4 KiB: all of it verified.
+#[test]
+fn suites_custodies_and_block_sets_are_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
+    let small = ["--volume-size", "8MiB", "--depths", "4", "--verify"];
+    let rawio = |arguments: &[&str], is_right: &dyn Fn(&Value) -> bool| {
+        let cells = measured(&[&["rawio"], arguments, &small, &SHORT].concat(), &json, is_right);
+        assert!(cells.iter().all(|cell| cell["verified"].as_u64() > Some(0)), "{cells:?}");
+        cells
+    };
+    let suites = ["aes-256-gcm", "aes-128-gcm", "chacha20-poly1305", "aes192-cbc+hmac-md5"];
+    let schemes =
+        ["--schemes", "plain,S1-2,encrypt-all,S2-6", "--suites", "aes-256-gcm,aes-128-gcm,chacha20-poly1305,paper"];
+    let measured = rawio(&[&schemes[..], &["--patterns", "seqwrite", "--sizes", "4k"]].concat(), &|_| true);
+    assert_eq!(measured.len(), (1 + 3 * 4) * 2, "S0 has no suite");
+    for suite in suites {
+        let of_suite: Vec<&Value> = measured.iter().filter(|cell| cell["suite"] == suite).collect();
+        assert_eq!(of_suite.len(), 3 * 2, "{suite}");
+        for cell in of_suite {
+            let row = match cell["scheme"].as_str().unwrap() {
+                "S2-1" => "S2-2",
+                "S2-5" => "S2-6",
+                scheme => scheme,
+            };
+            assert_eq!((&cell["row"], &cell["process"]), (&row.into(), &"hardware".into()), "{cell}");
+        }
+    }
+    let sets = ["--schemes", "S2-5", "--custody", "keyfile,target", "--seal-bytes", "4k,64k", "--sizes", "4k"];
+    // Sixteen times as much is opened, and for a write sealed again.
+    let opens_whole_sets = |cell: &Value| {
+        let whole = cell["contender"].as_str().unwrap().contains("sealing 64k");
+        whole == (cell["initiator_crypto_per_byte"].as_f64().unwrap() > 20.0)
+    };
+    let measured = rawio(&[&sets[..], &["--patterns", "randread,randwrite"]].concat(), &opens_whole_sets);
+    assert_eq!(measured.len(), 4 * 2 * 2);
+    let runs = ["--schemes", "S2-5", "--custody", "keyfile,target", "--blocks-per-key", "1,16", "--sizes", "64k"];
+    let measured = rawio(&[&runs[..], &["--patterns", "randread"]].concat(), &|_| true);
+    let contenders: BTreeSet<_> = measured.iter().map(|cell| cell["contender"].as_str().unwrap()).collect();
+    assert_eq!(contenders, BTreeSet::from(["S2-5", "S2-5 custody target", "S2-5 custody target 16 blocks a key"]));
+}
+
+/// Initiators that seal and open beforehand do no cryptography on blocks while they are measured; what they wrote opens.
+#[test]
+fn what_is_sealed_beforehand_is_written_verified_and_ends_the_measurement() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
+    let usual = ["rawio", "--volume-size", "8MiB", "--warm-up", "0", "--runs", "1", "--quiet", "--verify"];
+    let schemes = ["--schemes", "S0,S1-2,S2-5", "--custody", "keyfile,target", "--sizes", "64k", "--initiators", "2"];
+    let headers_and_records = |cell: &Value| cell["initiator_crypto_per_byte"].as_f64().unwrap() < 0.2;
+    let beforehand = ["--depths", "4", "--sealed-beforehand", "64MiB"];
+    let cells = measured(&[&usual[..], &schemes, &beforehand].concat(), &json, headers_and_records);
+    assert_eq!(cells.len(), 5 * 4, "S0, and two schemes with two custodies");
+    assert!(cells.iter().all(|cell| cell["verified"].as_u64() > Some(0)), "{cells:?}");
+    let few = ["--schemes", "S2-5", "--patterns", "randwrite", "--sizes", "4k", "--depths", "2", "--seconds", "100"];
+    run(&[&usual[..], &few, &["--sealed-beforehand", "64MiB", "--json", &json]].concat()).ok();
+    let cells = self::cells(Path::new(&json));
+    assert!(cells[0]["error"].is_null() && cells[0]["ios"].as_u64() <= Some(16384), "{cells:?}");
+    assert!(cells[0]["elapsed_s"].as_f64() < Some(100.0), "{cells:?}");
+    run(&["rawio", "--sealed-beforehand", "--seal-bytes", "64k"]).failed(&["--seal-bytes"]);
+}
+
+/// The software rows: that the processor's instructions are masked is measured before anything else is.
+#[test]
+fn software_processes_do_without_aes_instructions() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
+    let rawio =
+        ["rawio", "--schemes", "S2-1", "--process", "hardware,software", "--sizes", "64k", "--patterns", "seqread"];
+    let command = [&rawio[..], &["--volume-size", "8MiB"], &SHORT].concat();
+    run(&["rawio", "--schemes", "S2-2", "--process", "software"]).failed(&["S2-2", "hardware does"]);
+    run(&["rawio", "--process", "both"]).failed(&["hardware,software"]);
+    if !has_aes_instructions() {
+        run(&command).failed(&["--process software"]);
+        return;
+    }
+    for cell in measured(&command, &json, |_| true) {
+        let is_software = cell["process"] == "software";
+        assert_eq!(cell["row"], if is_software { "S2-1" } else { "S2-2" }, "{cell}");
+        assert_eq!(is_software, cell["contender"] == "S2-1 software", "{cell}");
+    }
+}
+
+fn has_aes_instructions() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("aes");
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
+#[test]
+fn any_target_can_be_measured_by_url_and_its_data_is_safe() {
+    let world = World::new();
+    world.create(&["disk", "--plain", "--initiator", "*", "--size", "8MiB"]).ok();
+    let server = world.serve();
+    let url = server.plain_url("disk");
+    let json = &world.text("results.jsonl");
+    let rawio = [&["rawio", "--url", &url, "--sizes", "4k"], &SHORT[..]].concat();
+    let reading = [&rawio[..], &["--patterns", "randread"]].concat();
+    run(&[&rawio[..], &["--json", json]].concat()).failed(&["--destroy-data", "seqread,randread"]);
+    measured(&reading, json, |cell| cell["mib_s"].is_number());
+    let writing = ["--patterns", "randwrite", "--destroy-data", "--verify"];
+    measured(&[&rawio[..], &writing].concat(), json, |_| true);
+    drop(server);
+    // A target that is not there is a failed cell, and a failed command.
+    run(&[&reading[..], &["--seconds", "0.1", "--json", json]].concat()).failed(&["cells failed"]);
+    let failed = cells(Path::new(json));
+    assert!(failed.iter().all(|cell| cell["error"].is_string() && cell["mib_s"].is_null()), "{failed:?}");
+}
+
+#[test]
+fn wrong_wishes_are_refused_with_advice() {
+    let refused = |arguments: &[&str], parts: &[&str]| {
+        run(arguments).failed(parts);
+    };
+    refused(&["rawio", "--schemes", "S9-9"], &["S9-9", "S0, "]);
+    refused(&["rawio", "--patterns", "backwards"], &["backwards", "seqread, seqwrite"]);
+    refused(&["rawio", "--sizes", "1000"], &["powers of two"]);
+    refused(&["rawio", "--sizes", "4kb"], &["KiB"]);
+    refused(&["rawio", "--depths", "1000"], &["1 to 128"]);
+    refused(&["rawio", "--initiators", "0"], &["1 to 64"]);
+    refused(&["rawio", "--seconds", "0"], &["measures nothing"]);
+    refused(&["rawio", "--url", "http://x"], &["strongroom://HOST"]);
+    refused(&["rawio", "--medium", "paper"], &["paper"]);
+    refused(&["rawio", "--target-cpus", "4000"], &["no processor 4000"]);
+    refused(&["rawio", "--work-dir", "/nonexistent"], &["--work-dir"]);
+    refused(&["rawio", "--suites", "rot13"], &["rot13", "chacha20-poly1305"]);
+    refused(&["rawio", "--custody", "keyserver"], &["keyfile and target"]);
+    refused(&["rawio", "--seal-bytes", "1000000"], &["512 to 64k"]);
+    refused(&["rawio", "--blocks-per-key", "16"], &["--custody target"]);
+    refused(&["stream", "--protections", "ssl"], &["S2-5"]);
+    refused(&["report", "/nonexistent"], &["/nonexistent"]);
+}
+
+/// Fetches, and first reads with a key file, with a key server, and with its standby named as well.
+#[test]
+fn keys_are_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, markdown) = (path("keys.jsonl"), path("page.md"));
+    let short = ["--seconds", "0.1", "--clients", "2", "--runs", "2", "--attaches", "2"];
+    let said = run(&[&["keys", "--json", &json, "--markdown", &markdown], &short[..]].concat()).ok();
+    let text = fs::read_to_string(&json).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines[0]["machine"]["kernel"].is_string());
+    let of = |bench: &str| lines.iter().filter(|line| line["bench"] == bench).collect::<Vec<_>>();
+    assert_eq!((of("fetch").len(), of("first read").len()), (2 * 2, 2 * 3));
+    assert!(of("fetch").iter().all(|cell| cell["fetches_s"].as_f64() > Some(0.0)));
+    assert!(of("first read").iter().all(|cell| cell["count"] == 2 && cell["p50_ms"].as_f64() > Some(0.0)));
+    let page = fs::read_to_string(&markdown).unwrap();
+    for way in ["key file", "key server", "key server, standby named"] {
+        assert!(said.contains(way) && page.contains(&format!("| {way} |")), "{page}");
+    }
+    run(&["keys", "--clients", "0"]).failed(&["--clients 1 to 500"]);
+}

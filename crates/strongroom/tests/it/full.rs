@@ -1,0 +1,179 @@
+//! Proves that a file system on a volume whose host ran full can be attached again, which replays its journal, checked, emptied and
+//! trimmed, as docs/admin.md says; and that the warnings before are there. Needs root, FUSE and ext4.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+
+use crate::stage::{World, can_mount, eventually, has, run};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The target's volumes on an ext4 of this size, unmounted when dropped.
+struct SmallHost {
+    at: String,
+    volumes: String,
+}
+
+impl SmallHost {
+    fn beneath(world: &World, size: &str) -> SmallHost {
+        let (image, at, volumes) = (world.text("host.image"), world.text("host"), world.text("volumes"));
+        fs::create_dir(&at).unwrap();
+        for command in [
+            &["truncate", "-s", size, &image][..],
+            &["mkfs.ext4", "-q", "-F", &image],
+            &["mount", "-o", "loop", &image, &at],
+        ] {
+            let done = Command::new(command[0]).args(&command[1..]).status();
+            assert!(done.is_ok_and(|status| status.success()), "root may do {command:?}");
+        }
+        // Beside lost+found.
+        fs::create_dir(format!("{at}/volumes")).unwrap();
+        fs::remove_dir(&volumes).unwrap();
+        symlink(format!("{at}/volumes"), &volumes).unwrap();
+        SmallHost { at, volumes }
+    }
+
+    /// Takes what is left for root alone, to the last block.
+    fn fill(&self) {
+        let mut file = File::create(format!("{}/others", self.at)).unwrap();
+        let mut piece = 1 << 20;
+        while piece >= 512 {
+            if file.write_all(&vec![1; piece]).and_then(|()| file.sync_all()).is_err() {
+                piece /= 2;
+            }
+        }
+    }
+}
+
+impl Drop for SmallHost {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.volumes);
+        let _ = Command::new("umount").args(["-l", &self.at]).stderr(Stdio::null()).status();
+    }
+}
+
+/// Detaches and unmounts when dropped, in any state.
+struct Cleanup<'a>(&'a World);
+
+impl Drop for Cleanup<'_> {
+    fn drop(&mut self) {
+        for directory in [self.0.text("mounted"), self.0.text("attached")] {
+            let _ = Command::new("umount").args(["-l", &directory]).stderr(Stdio::null()).status();
+        }
+        let _ = run(&["detach", &self.0.text("attached"), "--force"]);
+    }
+}
+
+/// Writes files of a MiB until that fails or there are so many; how many there are.
+fn fill(mounted: &str, name: &str, most: usize) -> usize {
+    let piece = crate::stage::noise(7, 1 << 20);
+    for at in 0..most {
+        let written = File::create(format!("{mounted}/{name}-{at}")).and_then(|mut file| {
+            file.write_all(&piece)?;
+            file.sync_all()
+        });
+        if written.is_err() {
+            return at;
+        }
+    }
+    most
+}
+
+fn status(world: &World) -> String {
+    run(&["status", "--root", &world.text("volumes")]).ok()
+}
+
+#[test]
+fn a_volume_on_a_full_host_can_be_mounted_checked_and_trimmed() {
+    if !can_mount() || !has("mkfs.ext4") || !has("fstrim") {
+        return;
+    }
+    let world = World::new();
+    let host = SmallHost::beneath(&world, "136M");
+    let said = world.create(&["vault", "--size", "1GiB"]);
+    assert!(said.is_success() && said.stderr.contains("New data will be refused"), "{}", said.stderr);
+    let server = world.serve();
+    world.alice(&["volume", "format", &world.url("vault"), "--yes"]).ok();
+    let (attached, mounted) = (world.text("attached"), world.text("mounted"));
+    let _cleanup = Cleanup(&world);
+    let url = world.url("vault");
+    let attach = ["attach", &url, "--to", &attached, "--mount", &mounted];
+    world.alice(&[&attach[..], &["--mkfs", "ext4"]].concat()).ok();
+
+    let files = fill(&mounted, "file", 300);
+    assert!((30..136).contains(&files), "{files} files of a MiB on a host of 136 MiB");
+    eventually("the log tells", || server.log().contains("the store is full, and new data is refused"));
+    assert!(server.log().contains("the store is nearly full"), "it warned before: {}", server.log());
+    // Full, or nearly again: what is written again and compacted leaves a little room now and then.
+    let told = status(&world);
+    assert!(told.contains("VOLUME FREE") && told.contains("STORE FREE") && told.contains("HOST FREE"), "{told}");
+    assert!(told.contains("run fstrim"), "{told}");
+    // More of the same, as a program that does not give up would: 300 MiB in all.
+    fill(&mounted, "more", 10);
+    for at in 0..10 {
+        let _ = fs::write(format!("{mounted}/large-{at}"), vec![at; 20 << 20]);
+    }
+
+    // Others have the rest of the host, and what attached the volume dies: another attachment has to be let in.
+    host.fill();
+    let listed = run(&["attach", "list"]).ok();
+    let ours = listed.lines().find(|line| line.contains(&attached)).expect("it is attached");
+    let process: i32 = ours.rsplit_once("process ").unwrap().1.trim_end_matches(')').parse().unwrap();
+    kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
+    eventually("it is seen to be dead", || run(&["attach", "list"]).stdout.contains("has died"));
+
+    // 1. Detached (which tells what was lost) and attached again. The journal is replayed.
+    let _ = run(&["detach", &mounted]);
+    eventually("it is detached", || !run(&["detach", "--list"]).stdout.contains(&url));
+    world.alice(&[&["attach"], &attach[1..4], &["--take-over"]].concat()).ok();
+    let file = format!("{attached}/vault");
+    let checked = Command::new("e2fsck").args(["-f", "-y", &file]).output().unwrap();
+    let code = checked.status.code().unwrap_or(99);
+    assert!(code < 4, "e2fsck ends with {code}: {}", String::from_utf8_lossy(&checked.stdout));
+    run(&["detach", &attached]).ok();
+    world.alice(&attach).ok();
+    let kept = fs::read(format!("{mounted}/file-0")).unwrap();
+    assert!(kept == crate::stage::noise(7, 1 << 20), "what was synced is there");
+
+    // 2. Files are deleted, and fstrim tells the store.
+    for at in 1..files {
+        fs::remove_file(format!("{mounted}/file-{at}")).unwrap();
+    }
+    for entry in fs::read_dir(&mounted).unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(['l', 'm']) && entry.file_type().unwrap().is_file() {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    // What was deleted and is not committed yet is not trimmed.
+    assert!(Command::new("sync").args(["-f", &mounted]).status().unwrap().success());
+    let trimmed = Command::new("fstrim").args(["-v", &mounted]).output().unwrap();
+    assert!(trimmed.status.success(), "{}", String::from_utf8_lossy(&trimmed.stderr));
+
+    // 3. That shows without a write, and as much as before can be written again, however much at once.
+    eventually("the store has room, and gives the host some", || {
+        let told = status(&world);
+        !told.contains("FULL") && !host_free(&told).starts_with("0 B")
+    });
+    for at in 0..3 {
+        let file = format!("{mounted}/again-{at}");
+        fs::write(&file, crate::stage::noise(9, 10 << 20)).and_then(|()| File::open(&file)?.sync_all()).unwrap();
+    }
+    let more = fill(&mounted, "more", 300);
+    assert!(more + 30 > files * 3 / 4, "{more} files and 30 MiB now, {files} at first");
+    let kept = fs::read(format!("{mounted}/again-2")).unwrap();
+    assert!(kept == crate::stage::noise(9, 10 << 20));
+    let _ = run(&["detach", &mounted]);
+    server.stop();
+}
+
+/// What `status` says is free on the host.
+fn host_free(told: &str) -> String {
+    let head = told.lines().find(|line| line.contains("HOST FREE")).expect("there is a volume open");
+    let row = told.lines().skip_while(|line| *line != head).nth(1).expect("and its row");
+    let cell = head.find("HOST FREE").unwrap();
+    // Numbers end where their heading does.
+    let end = cell + "HOST FREE".len();
+    let words: Vec<&str> = row[..end].split_whitespace().collect();
+    words[words.len() - 2..].join(" ")
+}

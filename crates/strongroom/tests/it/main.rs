@@ -1,0 +1,27 @@
+//! Proves what the binary does, as its users call it: each file says what of it. One program, so that what they share is built once.
+
+mod attaching;
+mod contents;
+mod copying;
+mod detaching;
+mod disks;
+mod foreign_targets;
+mod full;
+mod keyserver;
+mod modes;
+mod operating;
+mod product;
+mod receiving;
+mod refusals;
+#[path = "../../src/demo/search.rs"]
+mod search;
+mod secrets;
+mod sending;
+mod snapshots;
+mod stage;
+mod store_tools;
+mod transfer;
+mod verifying;
+mod volumes;
+mod walkthrough;
+mod writers;
