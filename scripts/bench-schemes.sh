@@ -5,7 +5,7 @@
 #   scripts/bench-schemes.sh          all of it
 #   scripts/bench-schemes.sh --tiny   everything once, as short as it goes: is it alive? Writes nothing into docs/
 #
-# LAB         the laboratory        [target/release/strongroom-lab]
+# LAB         the lab binary        [target/release/strongroom-lab]
 # BENCH_DIR   where results go      [target/bench]
 set -euo pipefail
 . "$(dirname "$0")/bench-results.sh" schemes.jsonl

@@ -8,7 +8,7 @@
 #
 # A measurement that fails is kept and shown as such, and an experiment that cannot be made is named at the end: the others go on.
 #
-# LAB         the laboratory                    [target/release/strongroom-lab]
+# LAB         the lab binary                    [target/release/strongroom-lab]
 # BENCH_DIR   where results go                  [target/bench]
 # DOCS        the directory of bench/ [docs]
 # REPORT      0: leave DOCS as it is

@@ -6,7 +6,7 @@
 #   scripts/bench.sh --full    the papers' whole grid, hours
 #   scripts/bench.sh --tiny    everything once, as short as it goes: is it alive? Writes nothing into docs/
 #
-# LAB         the laboratory        [target/release/strongroom-lab]
+# LAB         the lab binary        [target/release/strongroom-lab]
 # BENCH_DIR   where results go      [target/bench]
 #
 # An experiment that cannot run here (something is not installed, no root) is skipped with a word; one that fails is kept

@@ -1,4 +1,4 @@
-//! The laboratory: the papers' experiments and today's, and a wide-area link on one machine. Built separately from the product.
+//! The lab: the papers' experiments and today's, and a wide-area link on one machine. Built separately from the product.
 
 mod commands;
 
