@@ -208,7 +208,8 @@ pub enum SpaceState {
     Full,
 }
 
-/// Counters and sizes of an open store.
+/// Counters and sizes of an open store: a flat record, because each field is one line of the target's reports and metrics, and nothing
+/// computes with several of them. Those who count keep counters of their own; [`Store::stats`](crate::Store::stats) collects them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Blocks with data (newest versions), those of snapshots included.

@@ -83,7 +83,8 @@ pub(crate) struct TableEnd {
     pub(crate) next_segment: u32,
 }
 
-/// One superblock.
+/// One superblock. It has a field for each of the format's, in the order of `docs/store-format.md`: encoding, decoding and the document can
+/// be compared line by line, and what works on several fields at once is only the code of the format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
     /// Grows with every superblock written; the larger one of two valid copies counts.

@@ -63,7 +63,7 @@ fn measure(kind: Kind, fill: Fill, skewed: bool, size_mib: u64, table: &mut Tabl
     };
     let before = overwrite(if skewed { BEFORE_SKEWED } else { BEFORE });
     let after = overwrite(MEASURED);
-    let moved = Moved::between(&before, &after);
+    let moved = Traffic::between(&before, &after);
     let total = u64::from(load.store.info().segment_bytes) * after.segments_total;
     let live = after.live_bytes as f64 * 100.0 / total as f64;
     let (goal, made) = match fill {
@@ -79,7 +79,7 @@ fn measure(kind: Kind, fill: Fill, skewed: bool, size_mib: u64, table: &mut Tabl
 }
 
 /// Bytes moved per byte that was written.
-pub(crate) struct Moved {
+pub(crate) struct Traffic {
     appended: f64,
     copied: f64,
     read: f64,
@@ -87,12 +87,12 @@ pub(crate) struct Moved {
     checkpoints: f64,
 }
 
-impl Moved {
+impl Traffic {
     /// What moved from one moment to another.
-    pub(crate) fn between(before: &Stats, after: &Stats) -> Moved {
+    pub(crate) fn between(before: &Stats, after: &Stats) -> Traffic {
         let of = |field: fn(&Stats) -> u64| (field(after) - field(before)) as f64;
         let written = of(|s| s.written_bytes).max(1.0);
-        Moved {
+        Traffic {
             appended: of(|s| s.appended_bytes) / written,
             copied: of(|s| s.cleaned_bytes) / written,
             read: of(|s| s.cleaning_read_bytes) / written,
@@ -107,9 +107,9 @@ impl Moved {
     }
 }
 
-impl std::fmt::Display for Moved {
+impl std::fmt::Display for Traffic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Moved { appended, copied, read, tables, checkpoints } = self;
+        let Traffic { appended, copied, read, tables, checkpoints } = self;
         write!(
             f,
             "with records and framing {appended:.2}, copies {copied:.2} (read for them {read:.2}), tables {tables:.3}, \

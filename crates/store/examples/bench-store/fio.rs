@@ -7,7 +7,7 @@ use std::time::Duration;
 use strongroom_store::{CreateOptions, OpenOptions};
 
 use super::Plan;
-use super::amplification::Moved;
+use super::amplification::Traffic;
 use super::load::{BLOCK, DATA_CACHE_BYTES, Kind, Load, Outcome, Pattern};
 use super::table::{Goal, Table, median};
 
@@ -145,7 +145,7 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
                     }
                 }
                 if random_writes {
-                    moved = format!("; per byte {}", Moved::between(&before, &load.store.stats()));
+                    moved = format!("; per byte {}", Traffic::between(&before, &load.store.stats()));
                 }
             }
             std::fs::remove_dir_all(&dir).expect("the store is removed");

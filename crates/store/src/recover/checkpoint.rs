@@ -14,7 +14,7 @@ use crate::unit::LogAddress;
 
 /// A block is told of again when nodes are merged while the checkpoint is written, and once for each version that is kept of it: all
 /// that is told of is no more than so many times what the log holds. More is not believed: it would take long.
-const WRITTEN_ANEW_MAX: u64 = 8;
+const REWRITTEN_MAX: u64 = 8;
 /// About how many times what runs take now they took in version 2.
 const OLD_PER_NEW: u64 = 3;
 
@@ -82,7 +82,7 @@ pub(super) fn load(
         generations[segment as usize] = extent.generation;
     }
     let layout = superblock.layout();
-    let mut blocks_left = WRITTEN_ANEW_MAX * layout.blocks_at_most();
+    let mut blocks_left = REWRITTEN_MAX * layout.blocks_at_most();
     let mut bytes_now = 0;
     let mut segments = ReadAhead::new(backend, layout, &description.rows);
     for row in &description.rows {

@@ -139,25 +139,22 @@ impl Store {
                     return Room::GoesOn;
                 }
                 CompactionAction::DropVersions => {
-                    if self.drop_versions() {
+                    versions_exhausted = self.drop_versions();
+                    if !versions_exhausted {
                         return Room::GoesOn;
                     }
-                    versions_exhausted = true;
                 }
                 CompactionAction::GiveUp | CompactionAction::Nothing => return Room::Nothing,
             }
         }
     }
 
-    /// Retained versions make way for a request. Whether any did: only then is there more to compact than before.
+    /// Retained versions make way for a request. Whether there are no more to drop.
     fn drop_versions(&mut self) -> bool {
         let before = self.views.map.versions.len();
         let is_lower = self.views.retention.lower_limit(&self.views.map, &self.volume);
         let any = self.evict_versions() || self.views.map.versions.len() < before;
-        if is_lower && any {
-            self.space.room.compact_again();
-        }
-        any
+        self.space.room.versions_made_way(is_lower, any)
     }
 
     /// No request waits. After the host was full room is made all the same, as for a request: what was discarded becomes free at once,

@@ -258,6 +258,16 @@ impl RoomSearch {
         (self.copied_bytes, self.awaits_slices) = (0, false);
     }
 
+    /// Retained versions were to make way: the limit was lowered or not, and versions were dropped or not. Returns whether dropping
+    /// versions frees nothing more. Only what was dropped can be compacted: a lower limit alone must not begin the search again, or a
+    /// search in a store without versions would never end.
+    pub(super) fn versions_made_way(&mut self, is_limit_lower: bool, any_dropped: bool) -> bool {
+        if is_limit_lower && any_dropped {
+            self.compact_again();
+        }
+        !any_dropped
+    }
+
     /// Compaction for the request has copied so much that more gains nothing.
     pub(super) fn is_futile(&self, counts: &SegmentCounts) -> bool {
         self.is_urgent && counts.is_futile(self.copied_bytes)

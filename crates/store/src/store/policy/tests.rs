@@ -139,3 +139,61 @@ fn compaction_for_one_request_ends_when_it_gains_nothing() {
     search.compact_again();
     assert!(!search.is_futile(&counts()));
 }
+
+/// The whole search of a store that compaction can go on in until it is futile, and that has this many versions to drop, a few at a time:
+/// the actions, one after the other, until the request is refused.
+fn search_with_versions(mut drops: u32) -> Vec<CompactionAction> {
+    let (mut search, mut actions) = (RoomSearch::default(), Vec::new());
+    let mut versions_exhausted = false;
+    while actions.len() < 100 && actions.last() != Some(&CompactionAction::GiveUp) {
+        let action = next(&SpaceSummary {
+            segments: counts(),
+            demand: Demand::Request,
+            is_urgent: search.is_urgent(),
+            can_reclaim: search.is_urgent() && !search.is_futile(&counts()),
+            unread_retried: search.unread_retried(),
+            awaited_slices: search.awaits_slices(),
+            can_compact: true,
+            versions_exhausted,
+            ..SpaceSummary::default()
+        });
+        match action {
+            CompactionAction::Compact(_) => search.begin(),
+            // Compaction copies everything that is live, and more than once.
+            CompactionAction::Wait => search.note_copied(3 * counts().total as u64 * counts().segment_bytes),
+            CompactionAction::RetryUnread => search.retry_unread(),
+            CompactionAction::DropVersions => {
+                // The limit can be lowered however few versions there are.
+                versions_exhausted = search.versions_made_way(true, drops > 0);
+                drops = drops.saturating_sub(1);
+            }
+            CompactionAction::GiveUp => {}
+            other => panic!("nothing leads to {other:?}"),
+        }
+        actions.push(action);
+    }
+    actions
+}
+
+#[test]
+fn a_search_ends_when_no_versions_make_way() {
+    use CompactionAction::{Compact, DropVersions, GiveUp, RetryUnread, Wait};
+    let cases: [(u32, &[CompactionAction]); 3] = [
+        (0, &[Compact(Pace::Urgent), Wait, RetryUnread, DropVersions, GiveUp]),
+        (1, &[Compact(Pace::Urgent), Wait, RetryUnread, DropVersions, Wait, DropVersions, GiveUp]),
+        (2, &[Compact(Pace::Urgent), Wait, RetryUnread, DropVersions, Wait, DropVersions, Wait, DropVersions, GiveUp]),
+    ];
+    for (drops, expected) in cases {
+        assert_eq!(search_with_versions(drops), expected, "{drops} times versions make way");
+    }
+    // Versions over the budget go without a lower limit: the search goes on, but compaction has not gained more by it.
+    let mut search = RoomSearch::default();
+    search.begin();
+    search.note_copied(u64::MAX);
+    for (is_limit_lower, any_dropped, exhausted, futile) in
+        [(false, false, true, true), (true, false, true, true), (false, true, false, true), (true, true, false, false)]
+    {
+        assert_eq!(search.versions_made_way(is_limit_lower, any_dropped), exhausted);
+        assert_eq!(search.is_futile(&counts()), futile, "limit lowered: {is_limit_lower}, dropped: {any_dropped}");
+    }
+}
