@@ -123,7 +123,7 @@ impl StoreHandle {
     pub(crate) fn incarnation_and_image(&self) -> (u64, u64) {
         let store = &self.shared.borrow().store;
         let image = match self.view {
-            View::Head(branch) => store.image_of(branch).unwrap_or(0),
+            View::Head(branch) => store.index().image_of(branch).unwrap_or(0),
             View::Snapshot(snapshot) => snapshot.0,
         };
         (store.incarnation(), image)
@@ -158,19 +158,19 @@ impl StoreHandle {
     pub(crate) fn submit_receive(&mut self, token: Token, step: ReceiveStep) -> Result<(), StreamError> {
         let token = Token((self.slot as u64) << TOKEN_BITS | token.0);
         let shared = &mut *self.shared.borrow_mut();
-        shared.store.submit_receive(token, step)?;
+        step.submit(&mut shared.store, token)?;
         shared.slots[self.slot].in_flight += 1;
         Ok(())
     }
 
     /// Whether there is room for a step now.
     pub(crate) fn may_receive(&self, step: &ReceiveStep) -> bool {
-        self.shared.borrow().store.may_receive(step)
+        step.has_room(&self.shared.borrow().store)
     }
 
     /// What was begun to be received.
     pub(crate) fn receptions(&self) -> Vec<ReceptionInfo> {
-        self.shared.borrow().store.receptions()
+        self.shared.borrow().store.index().receptions()
     }
 
     /// Moves the store forward; appends what has finished for this unit, and returns how many that are.
@@ -273,50 +273,50 @@ impl StoreHandle {
 
     /// How many blocks of the unit can be read.
     pub(crate) fn readable_blocks(&self) -> u64 {
-        self.shared.borrow().store.readable_blocks(self.view)
+        self.shared.borrow().store.index().readable_blocks(self.view)
     }
 
     /// Which blocks of the unit have data, from `lba` on.
     pub(crate) fn mapped_runs(&self, lba: Lba, runs_max: usize) -> Vec<Run> {
-        self.shared.borrow().store.mapped_runs(self.view, lba, runs_max)
+        self.shared.borrow().store.index().mapped_runs(self.view, lba, runs_max)
     }
 
-    /// How many of `count` blocks from `lba` on one discard should name; see [`Store::discard_slice`].
+    /// How many of `count` blocks from `lba` on one discard should name; see `VolumeIndex::discard_slice`.
     pub(crate) fn discard_slice(&self, lba: Lba, count: u64, mapped_max: u64) -> u64 {
-        self.shared.borrow().store.discard_slice(self.view, lba, count, mapped_max)
+        self.shared.borrow().store.index().discard_slice(self.view, lba, count, mapped_max)
     }
 
     /// What to verify next, from `from` on: blocks of which older versions are kept. Nothing of a snapshot, which nobody writes to.
     pub(crate) fn unverified(&self, from: Lba, blocks_max: u32) -> Unverified {
         match self.view {
-            View::Head(branch) => self.shared.borrow().store.unverified(branch, from, blocks_max),
+            View::Head(branch) => self.shared.borrow().store.index().unverified(branch, from, blocks_max),
             View::Snapshot(_) => Unverified::End,
         }
     }
 
     /// What comes next in a stream of a snapshot.
     pub(crate) fn send_step(&self, sender: &mut Sender) -> Result<SendStep, StreamError> {
-        self.shared.borrow().store.send_step(sender)
+        sender.next_step(&self.shared.borrow().store.index())
     }
 
     /// The bytes of blocks that were read for a stream.
     pub(crate) fn send_blocks(&self, sender: &mut Sender, read: &Outcome) -> Vec<u8> {
-        self.shared.borrow().store.send_blocks(sender, read)
+        sender.blocks_read(&self.shared.borrow().store.index(), read)
     }
 
     /// Every snapshot in the store.
     pub(crate) fn snapshots(&self) -> Vec<SnapshotInfo> {
-        self.shared.borrow().store.snapshots()
+        self.shared.borrow().store.index().snapshots()
     }
 
     /// Goes on with a count of what each snapshot alone keeps; whether there is more.
     pub(crate) fn count_pinned(&self, count: &mut PinnedCount) -> bool {
-        self.shared.borrow().store.count_pinned(count)
+        self.shared.borrow().store.index().count_pinned(count)
     }
 
     /// Every branch in the store.
     pub(crate) fn branches(&self) -> Vec<BranchInfo> {
-        self.shared.borrow().store.branches()
+        self.shared.borrow().store.index().branches()
     }
 
     /// Nothing was asked for a while.
@@ -346,7 +346,7 @@ impl StoreHandle {
 
     /// How many times the whole store was read for that.
     pub(crate) fn scrub_passes(&self) -> u64 {
-        self.shared.borrow().store.scrub_passes()
+        self.shared.borrow().store.stats().scrub_passes
     }
 
     fn store(&self) -> RefMut<'_, Store> {

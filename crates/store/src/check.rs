@@ -15,7 +15,6 @@ use crate::map::At;
 use crate::options::VolumeInfo;
 use crate::planted::Planted;
 use crate::recover::{Rebuilt, Recovered, Scanner, Unit, rebuild, recover, superblocks};
-use crate::store::Store;
 use crate::superblock::Superblock;
 use crate::unit::{self, Entry, LogAddress, record_block_generation, record_block_intact};
 
@@ -108,20 +107,12 @@ impl CheckReport {
     }
 }
 
-impl Store {
-    /// Checks the store in `dir`, which must not be open. Changes nothing.
+impl CheckReport {
+    /// Checks the store in `dir`, which must not be open; tells now and then how many bytes of how many it has read. Changes nothing.
     ///
     /// # Errors
     /// [`StoreError::Superblock`] and the like if nothing can be told of it; `InUse` if it is open. A damaged log is reported.
-    pub fn check(dir: &Path) -> Result<CheckReport, StoreError> {
-        Store::check_telling(dir, &mut |_, _| ())
-    }
-
-    /// As [`Store::check`]; tells now and then how many bytes of how many it has read.
-    ///
-    /// # Errors
-    /// As [`Store::check`].
-    pub fn check_telling(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, StoreError> {
+    pub fn of(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, StoreError> {
         let (_lock, mut backend) = crate::store::log_for_reading(dir)?;
         check_backend(backend.as_mut(), progress)
     }
@@ -129,8 +120,8 @@ impl Store {
     /// Checks the store on a backend.
     ///
     /// # Errors
-    /// As [`Store::check`].
-    pub fn check_on(backend: &mut dyn Backend) -> Result<CheckReport, StoreError> {
+    /// As [`CheckReport::of`].
+    pub fn of_backend(backend: &mut dyn Backend) -> Result<CheckReport, StoreError> {
         check_backend(backend, &mut |_, _| ())
     }
 }

@@ -9,14 +9,16 @@ use strongroom_block::{
 
 use crate::backend::{Backend, Io, IoDone, MemoryBackend, SharedMemory, Waker};
 use crate::catalogue::{Catalogue, Change, Replay};
+use crate::check::CheckReport;
 use crate::checkpoint;
 use crate::layout::{Layout, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
 use crate::op::{Extent, Op, Origin, Outcome};
 use crate::operations::{Operations, Standing};
 use crate::options::{OpenOptions, StoreId};
-use crate::repair::RepairOptions;
+use crate::repair::{RepairOptions, RepairPlan};
 use crate::store::Store;
 use crate::superblock::{self, Superblock};
+use crate::survey::Survey;
 use crate::unit::{self, LogAddress, decode_entries, decode_header};
 use crate::view::View;
 
@@ -119,9 +121,9 @@ pub fn fuzz_checkpoint(bytes: &[u8]) {
 /// A whole store, as a list of offset (8 bytes), length (4 bytes), bytes: surveyed, checked, and its repair planned.
 pub fn fuzz_image(bytes: &[u8]) {
     let memory = image(bytes);
-    let _ = Store::survey_on(&mut Medium(copy(&memory)));
-    let _ = Store::check_on(&mut Medium(copy(&memory)));
-    let _ = Store::repair_on(Box::new(Medium(memory)), RepairOptions::default(), &mut |_, _| Ok(()));
+    let _ = Survey::of_backend(&mut Medium(copy(&memory)));
+    let _ = CheckReport::of_backend(&mut Medium(copy(&memory)));
+    let _ = RepairPlan::carry_out_on(Box::new(Medium(memory)), RepairOptions::default(), &mut |_, _| Ok(()));
 }
 
 /// As [`fuzz_image`]; but the store is opened, used in every way, closed, and opened again.
@@ -149,8 +151,8 @@ pub fn fuzz_use(bytes: &[u8]) {
 fn use_store(store: &mut Store, opening: u64) {
     let info = store.info().clone();
     let (blocks, block_bytes) = (info.geometry.blocks, info.geometry.block_size.bytes() as usize);
-    let snapshots: Vec<View> = store.snapshots().iter().map(|snapshot| View::Snapshot(snapshot.id)).collect();
-    let branches: Vec<View> = store.branches().iter().map(|branch| View::Head(branch.id)).collect();
+    let snapshots: Vec<View> = store.index().snapshots().iter().map(|snapshot| View::Snapshot(snapshot.id)).collect();
+    let branches: Vec<View> = store.index().branches().iter().map(|branch| View::Head(branch.id)).collect();
     let views: Vec<View> = [View::default()].into_iter().chain(branches).chain(snapshots).take(VIEWS).collect();
     let places = [0, blocks / 2, blocks.saturating_sub(PIECE_BLOCKS)];
     let record = |flags, counter, sum| {

@@ -51,7 +51,7 @@ pub use repair::{RepairOptions, RepairPlan, RepairStep};
 pub use steps::steps_taken;
 pub use store::{
     Admission, DamageReport, MemoryUse, PinnedCount, ReceiveStep, Receiver, ReceptionInfo, Run, SendStep, Sender,
-    Store, SuspectBlocks,
+    Store, SuspectBlocks, VolumeIndex,
 };
 #[doc(hidden)]
 pub use stream::fuzz_stream;

@@ -8,18 +8,16 @@ use std::fs::{File, OpenOptions as FileOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use strongroom_block::BufferMut;
 
 use crate::backend::{Backend, Io, IoChoice, blocking};
 use crate::error::StoreError;
 use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
-use crate::options::OpenOptions;
 use crate::planted::Planted;
 use crate::random::random;
 use crate::recover::{Rebuilt, rebuild, recover, superblocks};
-use crate::store::Store;
+use crate::store::open_recovered;
 use crate::superblock::Superblock;
 
 /// What a repair may do.
@@ -54,13 +52,13 @@ pub struct RepairPlan {
 /// Where the old bytes go.
 type Save<'a> = &'a mut dyn FnMut(u64, &[u8]) -> io::Result<()>;
 
-impl Store {
+impl RepairPlan {
     /// Repairs the store in `dir`, which must not be open, or says what there is to repair.
     ///
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::Io`]; [`StoreError::Superblock`] if both copies are
     /// lost: nothing can be told from the log without what they say.
-    pub fn repair(dir: &Path, options: RepairOptions) -> Result<RepairPlan, StoreError> {
+    pub fn carry_out(dir: &Path, options: RepairOptions) -> Result<RepairPlan, StoreError> {
         let (lock, (backend, _)) = crate::store::locked_log(dir, IoChoice::Buffered)?;
         let path = dir.join(format!("repair-{:016x}.saved", u64::from_be_bytes(random()?)));
         let mut file: Option<File> = None;
@@ -74,7 +72,7 @@ impl Store {
             file.write_all(bytes)?;
             file.sync_all()
         };
-        let mut plan = Store::repair_on(backend, options, &mut save)?;
+        let mut plan = RepairPlan::carry_out_on(backend, options, &mut save)?;
         plan.saved = file.is_some().then_some(path);
         drop(lock);
         Ok(plan)
@@ -83,8 +81,8 @@ impl Store {
     /// Repairs the store on a backend. `save` is given everything that is changed, before it is.
     ///
     /// # Errors
-    /// As [`Store::repair`].
-    pub fn repair_on(
+    /// As [`RepairPlan::carry_out`].
+    pub fn carry_out_on(
         mut backend: Box<dyn Backend>,
         options: RepairOptions,
         save: Save<'_>,
@@ -97,14 +95,14 @@ impl Store {
             }
             [Ok(a), Ok(b)] if b.serial > a.serial => (b, 1),
             [Ok(a), Ok(_)] => (a, 0),
-            [Ok(whole), Err(_)] => return Store::renew_superblock(backend, whole, 1, options, save),
-            [Err(_), Ok(whole)] => return Store::renew_superblock(backend, whole, 0, options, save),
+            [Ok(whole), Err(_)] => return RepairPlan::renew_superblock(backend, whole, 1, options, save),
+            [Err(_), Ok(whole)] => return RepairPlan::renew_superblock(backend, whole, 0, options, save),
         };
         match recover(backend.as_mut(), 0, Planted::default()) {
             Ok(_) => Ok(RepairPlan::default()),
             Err(error @ (StoreError::Damaged { .. } | StoreError::Unreadable { .. })) => {
                 let rebuilt = rebuild(backend.as_mut(), &superblock, copy, u64::from_be_bytes(random()?))?;
-                let step = Store::replace_table(backend, rebuilt, &error, options, save)?;
+                let step = RepairPlan::replace_table(backend, rebuilt, &error, options, save)?;
                 Ok(RepairPlan { steps: vec![step], saved: None })
             }
             Err(error) => Err(error),
@@ -128,7 +126,7 @@ impl Store {
         replace(backend.as_mut(), SUPERBLOCK_AT[lost], bytes, save)?;
         blocking(backend.as_mut(), Io::Sync).map_err(StoreError::io("syncing the superblock"))?;
         step.done = true;
-        let mut plan = Store::repair_on(backend, options, save)?;
+        let mut plan = RepairPlan::carry_out_on(backend, options, save)?;
         plan.steps.insert(0, step);
         Ok(plan)
     }
@@ -159,9 +157,7 @@ impl Store {
             replace(backend.as_mut(), filler.offset, filler.bytes, save)?;
         }
         blocking(backend.as_mut(), Io::Sync).map_err(StoreError::io("syncing the repaired log"))?;
-        let mut store = Store::from_recovered(backend, OpenOptions::default(), Arc::new(|| {}), recovered);
-        store.begin_epoch()?;
-        store.close()?;
+        open_recovered(backend, recovered)?.close()?;
         step.done = true;
         Ok(step)
     }

@@ -8,7 +8,6 @@ use crate::layout::SUPERBLOCK_AT;
 use crate::options::VolumeInfo;
 use crate::planted::Planted;
 use crate::recover::{recover, superblocks};
-use crate::store::Store;
 
 /// What one copy of the superblock says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,18 +66,18 @@ impl Survey {
     }
 }
 
-impl Store {
+impl Survey {
     /// Looks at the store in `dir`, which must not be open, in any state.
     ///
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::Io`].
-    pub fn survey(dir: &Path) -> Result<Survey, StoreError> {
+    pub fn of(dir: &Path) -> Result<Survey, StoreError> {
         let (_lock, mut backend) = crate::store::log_for_reading(dir)?;
-        Ok(Store::survey_on(backend.as_mut()))
+        Ok(Survey::of_backend(backend.as_mut()))
     }
 
     /// Looks at the store on a backend.
-    pub fn survey_on(backend: &mut dyn Backend) -> Survey {
+    pub fn of_backend(backend: &mut dyn Backend) -> Survey {
         let mut at = SUPERBLOCK_AT.into_iter();
         let superblocks = superblocks(backend).map(|copy| {
             let offset = at.next().expect("one place each");

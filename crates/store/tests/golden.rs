@@ -11,8 +11,8 @@ use strongroom_block::{
     SealingDomain, Stamp, StoreSequence, Suite, VolumeId, keyless_checksum,
 };
 use strongroom_store::{
-    CreateOptions, Extent, Op, OpError, OpenOptions, Origin, Outcome, Receiver, Sender, SharedMemory, Store, StoreId,
-    StreamInfo, StreamSealing, UnitKind, View,
+    CheckReport, CreateOptions, Extent, Op, OpError, OpenOptions, Origin, Outcome, Receiver, Sender, SharedMemory,
+    Store, StoreId, StreamInfo, StreamSealing, UnitKind, View,
 };
 
 const BLOCKS: u64 = 32;
@@ -118,7 +118,7 @@ fn make(kind: UnitKind, checkpoint_log_bytes: Option<u64>) -> SharedMemory {
 
 fn check(backend: &SharedMemory, kind: UnitKind) {
     let mut probe = backend.clone();
-    let report = Store::check_on(&mut probe).unwrap();
+    let report = CheckReport::of_backend(&mut probe).unwrap();
     assert!(report.is_sound(), "{report:?}");
     let mut store = open(backend);
     assert_eq!((store.info().kind, store.info().geometry.blocks), (kind, BLOCKS));
@@ -309,7 +309,7 @@ const VERSION_3: [(&str, UnitKind, Option<u64>); 4] = [
 /// What version 2 has besides.
 fn check_branches(backend: &SharedMemory, kind: UnitKind) {
     let mut store = open(backend);
-    let (snapshots, branches) = (store.snapshots(), store.branches());
+    let (snapshots, branches) = (store.index().snapshots(), store.index().branches());
     assert_eq!((snapshots[0].name.as_str(), snapshots[0].created_seconds), ("golden", 1_700_000_000));
     assert_eq!((branches[1].name.as_str(), branches[1].volume_id), ("copy", VolumeId([0x66; 16])));
     let mut first_byte = |view, lba| match store.execute_on(view, Op::Read { lba: Lba(lba), count: 1 }).unwrap() {
@@ -356,10 +356,10 @@ fn the_stream_stays_readable() {
         [(1, "plain", UnitKind::Plain), (1, "sealed", SEALED), (2, "plain", UnitKind::Plain), (2, "sealed", SEALED)]
     {
         let mut store = open(&load(&std::fs::read(path(&format!("v2-{name}.image"))).unwrap()));
-        let id = store.snapshots()[0].id;
+        let id = store.index().snapshots()[0].id;
         let name = format!("send-v{version}-{name}.stream");
         let (mut sender, mut stream) = (Sender::new(None, id, 0).sealed_as(sealing), Vec::new());
-        while let Some(bytes) = store.send(&mut sender).unwrap() {
+        while let Some(bytes) = sender.send(&mut store).unwrap() {
             stream.extend(bytes);
         }
         if version == 2 && std::env::var_os("STRONGROOM_WRITE_GOLDEN").is_some() {
@@ -380,7 +380,7 @@ fn the_stream_stays_readable() {
         Store::create_on(Box::new(backend.clone()), &options).unwrap();
         let mut to = open(&backend);
         let mut receiver = Receiver::new();
-        to.receive(&mut receiver, &golden).unwrap();
+        receiver.receive(&mut to, &golden).unwrap();
         assert!(receiver.is_done());
         let read = to.execute_on(View::Snapshot(id), Op::Read { lba: Lba(5), count: 1 }).unwrap();
         let Outcome::Read(extents) = read else { panic!() };

@@ -197,7 +197,7 @@ impl Writer {
 
     /// Takes a snapshot, or deletes the one that there is.
     fn snapshot(&mut self, op: u64, store: &Store, lines: &mut String) -> Op {
-        match store.snapshots().first() {
+        match store.index().snapshots().first() {
             Some(info) => {
                 writeln!(lines, "D {}", info.id.0).expect("strings take everything");
                 Op::SnapshotDelete { id: info.id }

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
-use strongroom_store::{CreateOptions, Extent, Op, OpError, OpenOptions, Outcome, Store, StoreError, UnitKind, View};
+use strongroom_store::{
+    CreateOptions, DamageReport, Extent, Op, OpError, OpenOptions, Outcome, Store, StoreError, UnitKind, View,
+};
 use strongroom_testing::{SimDisk, block_bytes};
 
 const BLOCKS: u64 = 96;
@@ -58,7 +60,7 @@ fn reads_as(store: &mut Store, lba: u64, op: u64) -> bool {
 fn suspects(store: &Store) -> BTreeSet<u64> {
     let (mut all, mut from) = (BTreeSet::new(), Some(Lba(0)));
     while let Some(at) = from {
-        let (run, next) = store.suspect_blocks(View::default(), at);
+        let (run, next) = store.index().suspect_blocks(View::default(), at);
         all.extend(run.into_iter().flat_map(|(first, count)| first.0..first.0 + count));
         assert!(next.is_none_or(|next| next > at), "it goes on");
         from = next;
@@ -142,7 +144,7 @@ fn damage_is_told_of_a_store_in_a_directory() {
     let mut store = Store::open(&path, &options(false), Arc::new(|| {})).unwrap();
     let newest = fill(&mut store);
     drop(store);
-    assert!(Store::damage_of(&path, 9).unwrap().damage.is_none());
+    assert!(DamageReport::of(&path, 9).unwrap().damage.is_none());
     let log = std::fs::OpenOptions::new().read(true).write(true).open(path.join("log")).unwrap();
     let mut page = [0; 4096];
     let holds = |at: u64, page: &mut [u8; 4096]| log.read_exact_at(page, at).is_ok() && page[..4] == *b"SRrb";
@@ -153,7 +155,7 @@ fn damage_is_told_of_a_store_in_a_directory() {
         log.read_exact_at(&mut before, at + 300).unwrap();
         log.write_all_at(&[0xff; 64], at + 300).unwrap();
         // Looked at without opening: that would write.
-        let is_needed = !Store::damage_of(&path, 9).is_ok_and(|report| report.damage.is_none());
+        let is_needed = !DamageReport::of(&path, 9).is_ok_and(|report| report.damage.is_none());
         if !is_needed {
             log.write_all_at(&before, at + 300).unwrap();
         }
@@ -161,7 +163,7 @@ fn damage_is_told_of_a_store_in_a_directory() {
     });
     assert!(refuses.is_some(), "opening needs some record blocks");
     assert!(Store::open(&path, &options(false), Arc::new(|| {})).is_err());
-    let report = Store::damage_of(&path, 9).unwrap();
+    let report = DamageReport::of(&path, 9).unwrap();
     assert!(!report.damage.places.is_empty(), "{report:?}");
     let [volume] = &report.suspects[..] else { panic!("{report:?}") };
     assert!(volume.of == "volume" && volume.blocks > 0 && volume.blocks_total == BLOCKS, "{report:?}");

@@ -11,8 +11,8 @@ use strongroom_block::{
     Stamp, StoreSequence, Suite, Token, VolumeId, keyless_checksum,
 };
 use strongroom_store::{
-    BranchId, CreateOptions, Extent, IoChoice, Medium, Op, OpError, OpenOptions, Outcome, RepairOptions, Store,
-    StoreError, UnitKind, View,
+    BranchId, CheckReport, CreateOptions, Extent, IoChoice, Medium, Op, OpError, OpenOptions, Outcome, RepairOptions,
+    RepairPlan, Store, StoreError, UnitKind, View,
 };
 use strongroom_testing::{Faults, SimDisk};
 
@@ -137,7 +137,7 @@ fn nothing_of_a_plain_volume_is_left() {
     assert_eq!(store.execute(Op::Erase), Ok(Outcome::Changed), "and again");
     store.close().unwrap();
     assert!(reads_zeros(&mut open(&disk)));
-    assert!(Store::check_on(&mut disk.backend(true)).unwrap().is_sound());
+    assert!(CheckReport::of_backend(&mut disk.backend(true)).unwrap().is_sound());
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn snapshots_and_clones_stand_in_its_way() {
     assert!(matches!(&extents[..], [Extent::Blocks { .. }]));
     store.execute(Op::SnapshotDelete { id }).unwrap();
     assert_eq!(store.execute(Op::Erase), Ok(Outcome::Changed));
-    assert_eq!(store.branches().iter().map(|branch| branch.id).collect::<Vec<_>>(), [BranchId::VOLUME]);
+    assert_eq!(store.index().branches().iter().map(|branch| branch.id).collect::<Vec<_>>(), [BranchId::VOLUME]);
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn sim_a_crash_at_any_moment_leaves_everything_or_nothing() {
                 assert!(!completed, "{at}");
                 resumed += 1;
                 // Not a byte of it is to be had meanwhile, neither here nor by the tools.
-                let checked = Store::check_on(&mut disk.backend(true));
+                let checked = CheckReport::of_backend(&mut disk.backend(true));
                 assert!(matches!(checked, Err(StoreError::Erasing)), "{at}");
                 assert_eq!(store.execute(Op::Read { lba: Lba(0), count: 1 }), Err(OpError::Erasing), "{at}");
                 if cut % 2 == 0 {
@@ -382,7 +382,7 @@ fn an_erase_cut_short_cannot_be_undone_by_repair() {
         disk.overwrite(lost, &[0; 4096]);
         assert!(open(&disk).erase_progress().is_some(), "either copy says so");
         let consent = RepairOptions { apply: true, accept_data_loss: true };
-        let repaired = Store::repair_on(Box::new(disk.backend(true)), consent, &mut |_, _| Ok(()));
+        let repaired = RepairPlan::carry_out_on(Box::new(disk.backend(true)), consent, &mut |_, _| Ok(()));
         assert!(matches!(repaired, Err(StoreError::Erasing)), "{repaired:?}");
         assert!(open(&disk).erase_progress().is_some());
     }

@@ -10,7 +10,9 @@ use strongroom_block::{
     AttachId, BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, Mode, RecordFlags, SealRecord, SealingDomain,
     Stamp, Suite, VolumeId, keyless_checksum,
 };
-use strongroom_store::{CreateOptions, Extent, Op, OpError, OpenOptions, Outcome, SpaceState, Store, UnitKind};
+use strongroom_store::{
+    CheckReport, CreateOptions, Extent, Op, OpError, OpenOptions, Outcome, SpaceState, Store, UnitKind,
+};
 
 /// Larger than the file system beneath.
 const BLOCKS: u64 = 64 << 20 >> 12;
@@ -186,7 +188,7 @@ fn a_full_host(host: &Host) {
     assert_ne!(store.space(), SpaceState::Full, "{:?}", store.stats());
     store.close().unwrap();
     check(&mut host.open(), 1000..taken, 0);
-    assert!(Store::check(&host.store()).unwrap().is_sound());
+    assert!(CheckReport::of(&host.store(), &mut |_, _| ()).unwrap().is_sound());
 }
 
 /// Not only a store that has nothing to do: a user who fills the host leaves it no such moment.
@@ -259,7 +261,7 @@ fn a_full_host_costs_older_versions_before_it_costs_writes() {
     // With room again the budget is what it was.
     fs::remove_file(host.at.join("others")).unwrap();
     store.close().unwrap();
-    assert!(Store::check(&host.store()).unwrap().is_sound());
+    assert!(CheckReport::of(&host.store(), &mut |_, _| ()).unwrap().is_sound());
 }
 
 /// What was discarded on a full host is kept as older versions. They make room as soon as there is time, not only when a write wants it: a
@@ -310,5 +312,5 @@ fn what_was_discarded_on_a_full_host_makes_room_without_a_write() {
     assert!(again > taken * 9 / 10, "{again} blocks, {taken} at first");
     check(&mut store, 0..again, 2);
     store.close().unwrap();
-    assert!(Store::check(&host.store()).unwrap().is_sound());
+    assert!(CheckReport::of(&host.store(), &mut |_, _| ()).unwrap().is_sound());
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use strongroom_block::{BlockSize, Buffer, Geometry, HoleRecord, Lba, VolumeId};
 use strongroom_block::{Custody, SealingDomain};
-use strongroom_store::{CreateOptions, Extent, Op, OpError, OpenOptions, Outcome, Store, StoreError, UnitKind};
+use strongroom_store::{
+    CheckReport, CreateOptions, Extent, Op, OpError, OpenOptions, Outcome, Store, StoreError, UnitKind,
+};
 use strongroom_testing::{Random, SimDisk, block_bytes, record_for};
 
 const BLOCKS: u64 = 48;
@@ -94,7 +96,7 @@ impl Sample {
     fn check(&self, image: &[u8], what: &str) -> &'static str {
         let disk = SimDisk::new(3);
         disk.overwrite(0, image);
-        let report = Store::check_on(&mut disk.backend(true));
+        let report = CheckReport::of_backend(&mut disk.backend(true));
         let mut store = match open(&disk) {
             Ok(store) => store,
             Err(StoreError::Damaged { .. } | StoreError::Superblock(_) | StoreError::Version { .. }) => {

@@ -11,8 +11,8 @@ use std::time::Duration;
 use strongroom_block::{BlockSize, Buffer, Geometry, Lba, Token, VolumeId};
 use strongroom_store::backend::{Io, IoDone};
 use strongroom_store::{
-    Backend, CreateOptions, Extent, IoChoice, IoKind, Medium, Op, OpError, OpenOptions, Outcome, SharedMemory, Store,
-    StoreError, UnitKind, Waker,
+    Backend, CheckReport, CreateOptions, Extent, IoChoice, IoKind, Medium, Op, OpError, OpenOptions, Outcome,
+    SharedMemory, Store, StoreError, UnitKind, Waker,
 };
 use strongroom_testing::Random;
 
@@ -76,7 +76,7 @@ fn there_and_back(dir: &Path, medium: Medium) {
     let expected = work(&mut store);
     store.close().unwrap();
     assert_eq!(bytes(&mut open(dir).unwrap()), expected);
-    assert!(Store::check(dir).unwrap().is_sound());
+    assert!(CheckReport::of(dir, &mut |_, _| ()).unwrap().is_sound());
     assert_eq!(Store::inspect(dir).unwrap().geometry.blocks, BLOCKS);
 }
 

@@ -50,7 +50,7 @@ fn memory_is_reported_and_caches_shrink() {
     let full = store.memory();
     assert!(full.index_bytes >= empty.index_bytes + 16 * BLOCKS, "{full:?}");
     assert!(full.cache_bytes > 1 << 20, "record blocks of what was written are cached: {full:?}");
-    assert_eq!(store.memory_bytes(), full.total());
+    assert_eq!(store.memory().total(), full.total());
     assert_eq!(store.stats().memory_bytes, full.total());
     store.set_cache_bytes(64 << 10, 0);
     let shrunk = store.memory();

@@ -64,8 +64,8 @@ fn received(store: &mut Store) -> (View, SnapshotId) {
     fill(&mut source, View::default(), 3);
     let id = snapshot(&mut source, View::default(), "sent");
     let (mut sender, mut receiver) = (Sender::new(None, id, 0), Receiver::new());
-    while let Some(bytes) = source.send(&mut sender).unwrap() {
-        store.receive(&mut receiver, &bytes).unwrap();
+    while let Some(bytes) = sender.send(&mut source).unwrap() {
+        receiver.receive(store, &bytes).unwrap();
     }
     assert!(receiver.is_done());
     (View::default(), id)

@@ -9,8 +9,8 @@ use strongroom_block::{
 };
 use strongroom_store::backend::{Backend, Io, IoDone};
 use strongroom_store::{
-    CreateOptions, Extent, MemoryBackend, Op, OpError, OpenOptions, Outcome, RepairOptions, Store, StoreError,
-    UnitKind, Waker,
+    CheckReport, CreateOptions, Extent, MemoryBackend, Op, OpError, OpenOptions, Outcome, RepairOptions, RepairPlan,
+    Store, StoreError, Survey, UnitKind, Waker,
 };
 use strongroom_testing::record_for;
 
@@ -90,7 +90,8 @@ fn a_segment_that_cannot_be_read_matters_only_if_it_is_needed() {
             Ok(store) => store,
             Err(error) => {
                 assert!(matches!(error, StoreError::Unreadable { segment: of, .. } if of == segment), "{error}");
-                let plan = Store::repair_on(Box::new(medium), RepairOptions::default(), &mut |_, _| Ok(())).unwrap();
+                let plan =
+                    RepairPlan::carry_out_on(Box::new(medium), RepairOptions::default(), &mut |_, _| Ok(())).unwrap();
                 let loses = plan.steps[0].loses.join("; ");
                 assert!(loses.contains(&format!("segment {segment} ")), "segment {segment}: {loses}");
                 refused += 1;
@@ -110,7 +111,7 @@ fn a_segment_that_cannot_be_read_matters_only_if_it_is_needed() {
             }
         }
         drop(store);
-        let report = Store::check_on(&mut medium.clone()).unwrap();
+        let report = CheckReport::of_backend(&mut medium.clone()).unwrap();
         assert!(losses == 0 || !report.is_sound(), "the check names what segment {segment} lost");
         with_losses += u32::from(losses > 0);
     }
@@ -128,7 +129,7 @@ fn a_medium_whose_free_segments_cannot_be_read_is_named() {
     };
     // Never opened: nothing says yet where the log would go on.
     let medium = made(&options);
-    let segments = Store::survey_on(&mut medium.clone()).info().expect("it was made").segments;
+    let segments = Survey::of_backend(&mut medium.clone()).info().expect("it was made").segments;
     medium.flaws.lock().unwrap().extend((1..u64::from(segments)).map(|segment| (1 << 20) + segment * SEGMENT));
     let error = open(&medium, &OpenOptions::default()).err().expect("there is nowhere to write");
     assert!(matches!(error, StoreError::FreeUnreadable { unreadable } if unreadable == segments - 1), "{error}");

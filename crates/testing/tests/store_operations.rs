@@ -19,8 +19,8 @@ use strongroom_block::{
     Stamp, StoreSequence, Suite, Token, VolumeId, keyless_checksum,
 };
 use strongroom_store::{
-    BranchId, CreateOptions, Extent, Op, OpError, OpenOptions, Origin, Outcome, RepairOptions, SharedMemory,
-    SnapshotId, Store, UnitKind, View,
+    BranchId, CheckReport, CreateOptions, Extent, Op, OpError, OpenOptions, Origin, Outcome, RepairOptions, RepairPlan,
+    SharedMemory, SnapshotId, Store, UnitKind, View,
 };
 use strongroom_testing::{Faults, SimDisk};
 

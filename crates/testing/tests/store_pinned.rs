@@ -47,12 +47,12 @@ fn snapshot(store: &mut Store, view: View, name: String) -> SnapshotId {
 fn weight() -> u64 {
     let mut store = open(&made(8));
     store.execute(write(0, 1)).unwrap();
-    store.branches()[0].bytes_written
+    store.index().branches()[0].bytes_written
 }
 
 fn pinned(store: &Store) -> (PinnedCount, u32) {
     let (mut count, mut slices) = (PinnedCount::default(), 1);
-    while store.count_pinned(&mut count) {
+    while store.index().count_pinned(&mut count) {
         slices += 1;
     }
     (count, slices)
@@ -249,7 +249,7 @@ impl History {
             let Ok(Outcome::Read(extents)) = read else { panic!("{view:?} is not read") };
             let found: Vec<Option<u8>> = extents.iter().flat_map(bytes).collect();
             assert_eq!(found, expected, "{view:?}");
-            let runs = self.store.mapped_runs(view, Lba(0), usize::MAX);
+            let runs = self.store.index().mapped_runs(view, Lba(0), usize::MAX);
             let told: Vec<bool> = runs.iter().flat_map(|run| vec![run.mapped; run.count as usize]).collect();
             assert_eq!(told, expected.iter().map(Option::is_some).collect::<Vec<_>>(), "{view:?}");
         }
@@ -261,7 +261,7 @@ impl History {
         let contents =
             |node| (0..self.blocks).map(|lba| self.tree.find(node, lba).and_then(|(_, byte)| byte)).collect();
         let snapshots: Vec<Vec<Option<u8>>> = self.tree.snapshots.values().map(|&(node, _)| contents(node)).collect();
-        for info in self.store.branches() {
+        for info in self.store.index().branches() {
             let (head, _) = self.tree.heads[&info.id.0];
             let (has, node) = (contents(head), &self.tree.nodes[head]);
             if info.is_kept {

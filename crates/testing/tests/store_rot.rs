@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
-use strongroom_store::{CreateOptions, Op, OpError, OpenOptions, Outcome, Store, UnitKind};
+use strongroom_store::{CheckReport, CreateOptions, Op, OpError, OpenOptions, Outcome, Store, UnitKind};
 use strongroom_testing::{Faults, SimDisk, block_bytes};
 
 const BLOCKS: u64 = 64;
@@ -109,7 +109,7 @@ fn the_check_says_where() {
     store.close().unwrap();
     let at = find(&disk, 3, 9);
     disk.flip(at, 0);
-    let report = Store::check_on(&mut disk.backend(true)).unwrap();
+    let report = CheckReport::of_backend(&mut disk.backend(true)).unwrap();
     let [problem] = &report.problems[..] else { panic!("{report:?}") };
     assert_eq!((problem.lba, problem.offset, problem.newest), (Some(Lba(9)), at, true));
     assert!(problem.to_string().contains("block 9") && problem.to_string().contains(&at.to_string()), "{problem}");
@@ -127,7 +127,7 @@ fn the_check_says_who_sees_a_damaged_block() {
     store.close().unwrap();
     let (kept, newest, shared) = (find(&disk, 3, 9), find(&disk, 4, 9), find(&disk, 3, 10));
     [kept, newest, shared].into_iter().for_each(|at| disk.flip(at, 0));
-    let report = Store::check_on(&mut disk.backend(true)).unwrap();
+    let report = CheckReport::of_backend(&mut disk.backend(true)).unwrap();
     let mut seen: Vec<_> = report.problems.iter().map(|problem| (problem.offset, problem.to_string())).collect();
     seen.sort();
     let mut wanted = [
@@ -155,7 +155,7 @@ fn the_check_of_a_store_that_does_not_open_lists_every_damage() {
     disk.flip(rotten, 1);
     let opened = Store::open_on(Box::new(disk.backend(true)), &OpenOptions::default(), Arc::new(|| {}));
     let Err(error) = opened else { panic!("it opens") };
-    let report = Store::check_on(&mut disk.backend(true)).unwrap();
+    let report = CheckReport::of_backend(&mut disk.backend(true)).unwrap();
     assert_eq!(report.unopenable, Some(error.to_string()));
     assert!(!report.is_sound() && report.losses.len() >= 3, "{:?}", report.losses);
     for at in damaged {

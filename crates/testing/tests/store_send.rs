@@ -73,7 +73,7 @@ fn seen(store: &mut Store, view: View) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
 fn stream(store: &mut Store, from: Option<SnapshotId>, to: SnapshotId, position: u64) -> Vec<u8> {
     let mut sender = Sender::new(from, to, position);
     let mut all = Vec::new();
-    while let Some(bytes) = store.send(&mut sender).unwrap() {
+    while let Some(bytes) = sender.send(store).unwrap() {
         all.extend(bytes);
     }
     all
@@ -106,7 +106,7 @@ fn a_snapshot_and_a_difference_arrive() {
         let disk = made(kind, 2);
         let mut to = open(&disk);
         let difference = stream(&mut from, Some(first), second, 0);
-        let refused = to.receive(&mut Receiver::new(), &difference);
+        let refused = Receiver::new().receive(&mut to, &difference);
         assert_eq!(refused, Err(StreamError::MissingBase(first)));
         let full = stream(&mut from, None, first, 0);
         assert_eq!(StreamInfo::peek(&full).unwrap().unwrap().kind, kind);
@@ -114,14 +114,14 @@ fn a_snapshot_and_a_difference_arrive() {
         for (bytes, id) in [(full, first), (difference, second)] {
             let mut receiver = Receiver::new();
             for piece in bytes.chunks(1000) {
-                assert!(to.snapshots().iter().all(|snapshot| snapshot.id != id), "not before it is whole");
-                to.receive(&mut receiver, piece).unwrap();
+                assert!(to.index().snapshots().iter().all(|snapshot| snapshot.id != id), "not before it is whole");
+                receiver.receive(&mut to, piece).unwrap();
             }
             assert!(receiver.is_done());
             let (sent, arrived) = (seen(&mut from, View::Snapshot(id)), seen(&mut to, View::Snapshot(id)));
             assert!(sent == arrived && seen(&mut to, View::default()) == arrived);
         }
-        let names: Vec<String> = to.snapshots().into_iter().map(|snapshot| snapshot.name).collect();
+        let names: Vec<String> = to.index().snapshots().into_iter().map(|snapshot| snapshot.name).collect();
         assert_eq!(names, ["first", "second"]);
         drop(to);
         let mut to = open(&disk);
@@ -129,9 +129,9 @@ fn a_snapshot_and_a_difference_arrive() {
         write(&mut to, 500, 3);
         let third = snapshot(&mut from, "third");
         let more = stream(&mut from, Some(second), third, 0);
-        assert_eq!(to.receive(&mut Receiver::new(), &more), Err(StreamError::Diverged));
+        assert_eq!(Receiver::new().receive(&mut to, &more), Err(StreamError::Diverged));
         to.execute(Op::Rollback { to: second }).unwrap();
-        to.receive(&mut Receiver::new(), &more).unwrap();
+        Receiver::new().receive(&mut to, &more).unwrap();
         assert!(seen(&mut to, View::default()) == seen(&mut from, View::Snapshot(third)));
     }
 }
@@ -147,16 +147,16 @@ fn a_reception_cut_off_anywhere_goes_on() {
                 let mut position = 0;
                 loop {
                     let mut to = open(&disk);
-                    if to.snapshots().iter().any(|snapshot| snapshot.id == id) {
+                    if to.index().snapshots().iter().any(|snapshot| snapshot.id == id) {
                         break;
                     }
-                    position = to.receive_position(id).unwrap_or(0).max(position);
-                    let bytes = stream(&mut from, base, id, to.receive_position(id).unwrap_or(0));
+                    position = to.index().receive_position(id).unwrap_or(0).max(position);
+                    let bytes = stream(&mut from, base, id, to.index().receive_position(id).unwrap_or(0));
                     let until = random.below(bytes.len() as u64 * 2) as usize;
                     if !random.once_in(3) {
                         disk.cut_off_after(random.below(60));
                     }
-                    let received = to.receive(&mut Receiver::new(), &bytes[..until.min(bytes.len())]);
+                    let received = Receiver::new().receive(&mut to, &bytes[..until.min(bytes.len())]);
                     assert!(received.is_ok() || disk.is_cut_off(), "{received:?}");
                     drop(to);
                     disk.crash();
@@ -179,10 +179,10 @@ fn what_was_written_to_the_volume_meanwhile_is_not_thrown_away() {
             let bytes = stream(&mut from, base, id, 0);
             let mut receiver = Receiver::new();
             let cut = bytes.len() / 2;
-            to.receive(&mut receiver, &bytes[..cut]).unwrap();
+            receiver.receive(&mut to, &bytes[..cut]).unwrap();
             write(&mut to, 600, 3);
-            assert_eq!(to.receive(&mut receiver, &bytes[cut..]), Err(StreamError::Diverged));
-            assert_eq!(to.receive(&mut Receiver::new(), &bytes), Err(StreamError::Diverged), "nor when it is resumed");
+            assert_eq!(receiver.receive(&mut to, &bytes[cut..]), Err(StreamError::Diverged));
+            assert_eq!(Receiver::new().receive(&mut to, &bytes), Err(StreamError::Diverged), "nor when it is resumed");
             // Nor if a snapshot holds it, or held it.
             let kept = snapshot(&mut to, "kept");
             let read = |to: &mut Store, view| to.execute_on(view, Op::Read { lba: Lba(3), count: 1 }).unwrap();
@@ -190,16 +190,16 @@ fn what_was_written_to_the_volume_meanwhile_is_not_thrown_away() {
             assert!(
                 matches!(&extents[0], Extent::Blocks { data, .. } if data.to_vec() == block_bytes(600, 3, BlockSize::DEFAULT))
             );
-            assert_eq!(to.receive(&mut Receiver::new(), &bytes), Err(StreamError::Diverged));
+            assert_eq!(Receiver::new().receive(&mut to, &bytes), Err(StreamError::Diverged));
             to.execute(Op::SnapshotDelete { id: kept }).unwrap();
-            assert_eq!(to.receive(&mut Receiver::new(), &bytes), Err(StreamError::Diverged));
-            assert!(to.snapshots().iter().all(|snapshot| snapshot.id != id));
-            to.receive_abandon(id).unwrap();
+            assert_eq!(Receiver::new().receive(&mut to, &bytes), Err(StreamError::Diverged));
+            assert!(to.index().snapshots().iter().all(|snapshot| snapshot.id != id));
+            Receiver::abandon(&mut to, id).unwrap();
             match base {
                 Some(base) => drop(to.execute(Op::Rollback { to: base }).unwrap()),
                 None => to = open(&made(kind, 2)),
             }
-            to.receive(&mut Receiver::new(), &bytes).unwrap();
+            Receiver::new().receive(&mut to, &bytes).unwrap();
             assert!(seen(&mut to, View::Snapshot(id)) == seen(&mut from, View::Snapshot(id)));
         }
     }
@@ -210,7 +210,7 @@ fn what_was_received_stays_readable_as_an_older_version() {
     let (mut from, first, _) = source(sealed());
     let disk = made(sealed(), 2);
     let mut to = open(&disk);
-    to.receive(&mut Receiver::new(), &stream(&mut from, None, first, 0)).unwrap();
+    Receiver::new().receive(&mut to, &stream(&mut from, None, first, 0)).unwrap();
     // What was received and what is written now become one node.
     to.execute(Op::SnapshotDelete { id: first }).unwrap();
     to.idle();
@@ -244,12 +244,12 @@ fn a_damaged_stream_never_becomes_a_snapshot() {
         let at = random.below(bad.len() as u64) as usize;
         bad[at] ^= 1 << random.below(8);
         let mut to = open(&made(sealed(), 3));
-        let received = to.receive(&mut Receiver::new(), &bad);
-        assert!(received.is_err() || to.snapshots().is_empty(), "byte {at}");
-        assert!(to.snapshots().is_empty(), "byte {at}");
+        let received = Receiver::new().receive(&mut to, &bad);
+        assert!(received.is_err() || to.index().snapshots().is_empty(), "byte {at}");
+        assert!(to.index().snapshots().is_empty(), "byte {at}");
     }
     let mut other = open(&made(UnitKind::Plain, 4));
-    assert!(matches!(other.receive(&mut Receiver::new(), &good), Err(StreamError::Differs(_))));
+    assert!(matches!(Receiver::new().receive(&mut other, &good), Err(StreamError::Differs(_))));
 }
 
 /// Frame by frame.
@@ -276,11 +276,11 @@ fn a_stream_that_lost_a_frame_or_has_two_swapped_is_refused() {
             let refused = |frames: &[Vec<u8>], what: &str| {
                 let mut to = open(&made(kind, 3));
                 if base.is_some() {
-                    to.receive(&mut Receiver::new(), &full).unwrap();
+                    Receiver::new().receive(&mut to, &full).unwrap();
                 }
-                let received = to.receive(&mut Receiver::new(), &frames.concat());
+                let received = Receiver::new().receive(&mut to, &frames.concat());
                 assert!(received.is_err(), "{what}: {received:?}");
-                assert!(to.snapshots().iter().all(|snapshot| snapshot.id != id), "{what}");
+                assert!(to.index().snapshots().iter().all(|snapshot| snapshot.id != id), "{what}");
             };
             for at in 0..good.len() - 1 {
                 let mut bad = good.clone();
@@ -300,7 +300,7 @@ fn a_stream_that_lost_a_frame_or_has_two_swapped_is_refused() {
             }
             let mut to = open(&made(kind, 4));
             if base.is_none() {
-                let received = to.receive(&mut Receiver::new(), &[good.concat(), good[1].clone()].concat());
+                let received = Receiver::new().receive(&mut to, &[good.concat(), good[1].clone()].concat());
                 assert!(matches!(received, Err(StreamError::Damaged(_))), "something follows: {received:?}");
             }
         }
@@ -313,19 +313,19 @@ fn the_rest_of_a_stream_goes_only_where_its_first_part_is() {
     let whole = stream(&mut from, None, first, 0);
     let disk = made(sealed(), 5);
     let mut to = open(&disk);
-    to.receive(&mut Receiver::new(), &whole[..whole.len() / 2]).unwrap();
-    let begun = to.receptions();
+    Receiver::new().receive(&mut to, &whole[..whole.len() / 2]).unwrap();
+    let begun = to.index().receptions();
     assert_eq!((begun.len(), begun[0].id, begun[0].from, begun[0].name.as_str()), (1, first, None, "first"));
     let rest = stream(&mut from, None, first, begun[0].position);
     assert!(rest.len() < whole.len());
     let mut elsewhere = open(&made(sealed(), 6));
-    assert_eq!(elsewhere.receive(&mut Receiver::new(), &rest), Err(StreamError::Ahead));
-    assert!(elsewhere.receptions().is_empty());
+    assert_eq!(Receiver::new().receive(&mut elsewhere, &rest), Err(StreamError::Ahead));
+    assert!(elsewhere.index().receptions().is_empty());
     // Somebody writes to the volume before it goes on: that is not lost by mistake.
     write(&mut to, 600, 7);
-    assert_eq!(to.receive(&mut Receiver::new(), &rest), Err(StreamError::Diverged));
-    to.receive_abandon(first).unwrap();
-    assert!(to.receptions().is_empty());
+    assert_eq!(Receiver::new().receive(&mut to, &rest), Err(StreamError::Diverged));
+    Receiver::abandon(&mut to, first).unwrap();
+    assert!(to.index().receptions().is_empty());
 }
 
 #[test]
@@ -365,10 +365,10 @@ fn a_reception_begun_again_from_the_start_and_cut_off_goes_on() {
                 let disk = made(kind, 2);
                 let mut to = open(&disk);
                 for before in &whole[..at] {
-                    to.receive(&mut Receiver::new(), &before.concat()).unwrap();
+                    Receiver::new().receive(&mut to, &before.concat()).unwrap();
                 }
                 for until in [1 + random.below(all.len() as u64 - 1) as usize, all.len() - 1, cut] {
-                    to.receive(&mut Receiver::new(), &all[..until].concat()).unwrap();
+                    Receiver::new().receive(&mut to, &all[..until].concat()).unwrap();
                     if random.once_in(3) {
                         to.execute(Op::Flush).unwrap();
                         drop(to);
@@ -376,8 +376,8 @@ fn a_reception_begun_again_from_the_start_and_cut_off_goes_on() {
                         to = open(&disk);
                     }
                 }
-                let rest = stream(&mut from, base, id, to.receive_position(id).unwrap());
-                to.receive(&mut Receiver::new(), &rest).unwrap();
+                let rest = stream(&mut from, base, id, to.index().receive_position(id).unwrap());
+                Receiver::new().receive(&mut to, &rest).unwrap();
                 let (sent, arrived) = (seen(&mut from, View::Snapshot(id)), seen(&mut to, View::Snapshot(id)));
                 let differ: Vec<usize> = (0..sent.len()).filter(|&lba| sent[lba] != arrived[lba]).collect();
                 assert!(differ.is_empty(), "{kind:?}, cut off after {cut} of {} frames: {differ:?}", all.len());
@@ -399,7 +399,7 @@ fn scattered_blocks_are_read_and_written_many_at_once() {
         let id = snapshot(&mut from, "one");
         let (mut sender, mut steps) = (Sender::new(None, id, 0), 0);
         let mut bytes = Vec::new();
-        while let Some(more) = from.send(&mut sender).unwrap() {
+        while let Some(more) = sender.send(&mut from).unwrap() {
             steps += 1;
             bytes.extend(more);
         }
@@ -411,7 +411,7 @@ fn scattered_blocks_are_read_and_written_many_at_once() {
         let mut to = open(&disk);
         let before = to.stats().appended_bytes;
         let mut receiver = Receiver::new();
-        to.receive(&mut receiver, &bytes).unwrap();
+        receiver.receive(&mut to, &bytes).unwrap();
         assert!(receiver.is_done());
         let written = scattered.len() as u64 * 4096;
         let framing = to.stats().appended_bytes - before - written;
@@ -432,11 +432,11 @@ fn what_is_intact_before_the_damage_stays() {
     let mut damaged = bytes.clone();
     damaged[pieces[..nth].iter().map(Vec::len).sum::<usize>() + 60] ^= 1;
     let mut to = open(&made(UnitKind::Plain, 2));
-    assert!(matches!(to.receive(&mut Receiver::new(), &damaged), Err(StreamError::Damaged(_))));
-    let position = to.receive_position(first).unwrap();
+    assert!(matches!(Receiver::new().receive(&mut to, &damaged), Err(StreamError::Damaged(_))));
+    let position = to.index().receive_position(first).unwrap();
     let before = u64::from_be_bytes(pieces[nth - 1][16..24].try_into().unwrap());
     assert_eq!(position, before, "all but the damaged frame");
-    to.receive(&mut Receiver::new(), &stream(&mut from, None, first, position)).unwrap();
+    Receiver::new().receive(&mut to, &stream(&mut from, None, first, position)).unwrap();
     assert!(seen(&mut to, View::Snapshot(first)) == seen(&mut from, View::Snapshot(first)));
 }
 
@@ -465,7 +465,7 @@ fn what_lies_under_holes_is_passed_over_in_slices() {
     let (mut slices, mut bytes, mut longest) = (0, 0, std::time::Duration::ZERO);
     loop {
         let begun = std::time::Instant::now();
-        let Some(sent) = store.send(&mut sender).unwrap() else { break };
+        let Some(sent) = sender.send(&mut store).unwrap() else { break };
         longest = longest.max(begun.elapsed());
         slices += usize::from(sent.is_empty());
         bytes += sent.len() as u64;

@@ -197,7 +197,7 @@ fn discards_of_every_other_block_take_little_memory_and_a_discard_of_all_goes_in
     let mut most = 0;
     loop {
         let before = steps_taken();
-        let step = store.send_step(&mut sender).unwrap();
+        let step = sender.next_step(&store.index()).unwrap();
         most = most.max(steps_taken() - before);
         match step {
             strongroom_store::SendStep::Bytes(_) => {}

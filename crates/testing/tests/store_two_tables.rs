@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
 use strongroom_store::backend::{Backend, Io, IoDone};
 use strongroom_store::{
-    CreateOptions, Extent, Op, OpenOptions, Outcome, SharedMemory, Store, StoreError, UnitKind, Waker,
+    CheckReport, CreateOptions, Extent, Op, OpenOptions, Outcome, SharedMemory, Store, StoreError, UnitKind, Waker,
 };
 
 const BLOCKS: u64 = 512;
@@ -114,7 +114,7 @@ fn used(snapshots: u32, more: u64, end: fn(Store)) -> (SharedMemory, Vec<u8>) {
 fn survives(disk: &SharedMemory, values: &[u8], what: &str, damage: impl FnOnce(&SharedMemory)) {
     let disk = copy(disk);
     damage(&disk);
-    let report = Store::check_on(&mut disk.clone()).unwrap();
+    let report = CheckReport::of_backend(&mut disk.clone()).unwrap();
     assert!(
         report.is_sound() && report.notes.len() == 1 && report.notes[0].contains("not whole"),
         "{what}: {report:?}"
@@ -128,7 +128,7 @@ fn survives(disk: &SharedMemory, values: &[u8], what: &str, damage: impl FnOnce(
     }
     store.execute(Op::Flush).unwrap();
     drop(store);
-    let report = Store::check_on(&mut disk.clone()).unwrap();
+    let report = CheckReport::of_backend(&mut disk.clone()).unwrap();
     assert!(report.is_sound() && report.notes.is_empty(), "{what}: the opening has put it right: {report:?}");
     check_all(&mut open(&disk), &values);
 }

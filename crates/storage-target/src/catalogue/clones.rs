@@ -28,7 +28,7 @@ impl Catalogue {
     /// # Errors
     /// [`CatalogueError`].
     pub(crate) fn mend(&self, volume: &Volume, store: &Store) -> Result<Volume, CatalogueError> {
-        let (info, snapshots) = (store.info(), store.snapshots());
+        let (info, snapshots) = (store.info(), store.index().snapshots());
         let mend = |before: &Volume| {
             let mut mended = before.clone();
             if !mended.take_from(info, &snapshots) {
@@ -47,7 +47,7 @@ impl Catalogue {
                 outcome => outcome,
             }
         };
-        for branch in store.branches() {
+        for branch in store.index().branches() {
             // Of one without a description, or with one that cannot be read, there is nothing to mend.
             let clone = VolumeName::new(&branch.name).ok().and_then(|name| self.load(&name).ok());
             let is_it = |clone: &Volume| clone.id == branch.volume_id && clone.clone_of.is_some();

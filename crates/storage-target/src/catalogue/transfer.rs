@@ -82,7 +82,7 @@ impl OpenVolume {
     /// A snapshot of it by name.
     pub fn snapshot(&self, name: &str) -> Option<SnapshotId> {
         let branch = self.volume.branch();
-        let snapshots = self.store.snapshots();
+        let snapshots = self.store.index().snapshots();
         snapshots.into_iter().find(|info| info.branch == branch && info.name == name).map(|info| info.id)
     }
 
@@ -92,7 +92,7 @@ impl OpenVolume {
     /// [`CatalogueError::Io`], [`CatalogueError::Description`].
     pub fn note(&self) -> Result<(), CatalogueError> {
         let noted = self.catalogue.change(&self.volume.name, |noted| {
-            noted.snapshots = of_branch(&self.store.snapshots(), self.volume.branch());
+            noted.snapshots = of_branch(&self.store.index().snapshots(), self.volume.branch());
             noted.geometry = self.store.info().geometry;
         });
         noted.map(drop)

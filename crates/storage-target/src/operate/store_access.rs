@@ -120,14 +120,14 @@ impl StoreAccess for OpenVolume {
         Ok(Box::new(StoreContents {
             info: self.store.info().clone(),
             stats: self.store.stats(),
-            snapshots: self.store.snapshots(),
-            branches: self.store.branches(),
+            snapshots: self.store.index().snapshots(),
+            branches: self.store.index().branches(),
         }))
     }
 
     fn pinned(&mut self) -> Result<PinnedCount, OperationError> {
         let mut count = PinnedCount::default();
-        while self.store.count_pinned(&mut count) {}
+        while self.store.index().count_pinned(&mut count) {}
         Ok(count)
     }
 

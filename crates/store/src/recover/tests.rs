@@ -10,7 +10,7 @@ use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
 use crate::options::{CreateOptions, OpenOptions, UnitKind};
 use crate::superblock::Superblock;
 use crate::unit::{LogAddress, NO_SEGMENT, UnitBuilder, UnitHeader, flag};
-use crate::{MemoryBackend, RepairOptions, Store, Waker};
+use crate::{CheckReport, MemoryBackend, RepairOptions, RepairPlan, Store, Waker};
 
 /// A medium in memory that outlives the store, and may be too small.
 #[derive(Clone, Default)]
@@ -174,10 +174,12 @@ fn attack_store_claim_more_segments_than_the_medium_has() {
     // As many as can be addressed.
     let claims = Superblock { segments: u32::MAX, serial: superblock.serial + 1, ..superblock };
     backend.0.lock().unwrap().write_at(SUPERBLOCK_AT[0], &claims.encode(0));
-    let repair = Store::repair_on(Box::new(backend.clone()), RepairOptions::default(), &mut |_, _| Ok(()));
-    for refused in [open(&backend).unwrap_err(), Store::check_on(&mut backend).unwrap_err(), repair.unwrap_err()] {
+    let repair = RepairPlan::carry_out_on(Box::new(backend.clone()), RepairOptions::default(), &mut |_, _| Ok(()));
+    for refused in
+        [open(&backend).unwrap_err(), CheckReport::of_backend(&mut backend).unwrap_err(), repair.unwrap_err()]
+    {
         let said = refused.to_string();
         assert!(matches!(refused, StoreError::Damaged { .. }) && said.contains("truncate -s 2814749"), "{said}");
     }
-    assert!(Store::survey_on(&mut backend).contents.is_err());
+    assert!(Survey::of_backend(&mut backend).contents.is_err());
 }

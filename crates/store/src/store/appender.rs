@@ -8,7 +8,7 @@ use std::io;
 
 use strongroom_block::{Buffer, BufferMut};
 
-use super::access::LogAccess;
+use super::access::LogMedium;
 use super::io::Purpose;
 use super::request::{UnitLimits, least_unit_blocks};
 use super::update::{Group, GroupKind, UnplacedUpdate, Update};
@@ -24,16 +24,9 @@ use crate::unit::{LogAddress, NO_SEGMENT, UNIT_BYTES_MAX, UnitBuilder, UnitHeade
 /// Most units in flight at a time.
 const UNITS_MAX: usize = 16;
 
-/// Space for the next unit.
+/// There is no free segment for the next unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UnitSpace {
-    /// In 4 KiB blocks.
-    Blocks(u32),
-    /// Host space of the next head is being allocated.
-    Allocating,
-    /// There is no free segment.
-    NoSegment,
-}
+pub(super) struct NoSegment;
 
 /// The contents of a unit that is to be appended.
 #[derive(Default)]
@@ -183,21 +176,25 @@ impl Appender {
         !self.head_is_full(volume) || segments.next_is_warm()
     }
 
-    /// Makes sure that the head has at least `least` 4 KiB blocks left; says how large the next unit may be.
-    pub(super) fn unit_space(&mut self, access: &mut LogAccess<'_>, least: u32) -> UnitSpace {
+    /// Makes sure that the head has at least `least` 4 KiB blocks left; says how large the next unit may be, in such blocks. `None`: host
+    /// space of the next head is being allocated.
+    ///
+    /// # Errors
+    /// [`NoSegment`].
+    pub(super) fn unit_space(&mut self, medium: &mut LogMedium, least: u32) -> Result<Option<u32>, NoSegment> {
         if self.blocks_left() < least {
-            let warm = access.segments.next_is_warm();
-            let Some(segment) = access.segments.open(self.head.next_generation) else { return UnitSpace::NoSegment };
+            let warm = medium.segments.next_is_warm();
+            let Some(segment) = medium.segments.open(self.head.next_generation) else { return Err(NoSegment) };
             self.head.next_generation += 1;
             if !warm {
                 self.allocating = Some(segment);
-                let offset = access.volume.layout.segment_at(segment);
-                access.io.start(Purpose::Allocate, Io::Allocate { offset, len: access.volume.segment_bytes() });
-                return UnitSpace::Allocating;
+                let offset = medium.volume.layout.segment_at(segment);
+                medium.io.start(Purpose::Allocate, Io::Allocate { offset, len: medium.volume.segment_bytes() });
+                return Ok(None);
             }
-            self.move_head(access.segments, segment);
+            self.move_head(&mut medium.segments, segment);
         }
-        UnitSpace::Blocks(self.blocks_left().min(UNIT_BYTES_MAX / RECORD_BLOCK as u32))
+        Ok(Some(self.blocks_left().min(UNIT_BYTES_MAX / RECORD_BLOCK as u32)))
     }
 
     /// Host space for the next head was allocated, or not.
@@ -250,26 +247,26 @@ impl Appender {
     /// Appends a unit at the head. `last`: its group is complete with it.
     pub(super) fn append(
         &mut self,
-        access: &mut LogAccess<'_>,
+        medium: &mut LogMedium,
         unit: UnitBuilder,
         content: UnitContent,
         kind: GroupKind,
         last: bool,
     ) {
         debug_assert!(!unit.is_empty(), "a unit says something");
-        let header = self.header_of(access.segments, kind, last);
+        let header = self.header_of(&medium.segments, kind, last);
         if !self.group.open {
             self.group.start = Some(self.head.clone());
         }
         let (segment, block) = (self.head.segment, self.head.block);
         let padding = unit.data_bytes().next_multiple_of(RECORD_BLOCK as u64) - unit.data_bytes();
         let (header, records) =
-            unit.finish(header, LogAddress { store_id: access.volume.info.store_id, segment, block });
+            unit.finish(header, LogAddress { store_id: medium.volume.info.store_id, segment, block });
         if kind != GroupKind::Table {
-            access.segments.holds_more(segment);
+            medium.segments.holds_more(segment);
         }
         let UnitContent { updates, mut data } = content;
-        let mut updates = self.place(updates, &header, access.volume);
+        let mut updates = self.place(updates, &header, &medium.volume);
         let records = records.freeze();
         data.insert(0, records.clone());
         if padding > 0 {
@@ -285,8 +282,8 @@ impl Appender {
         self.head.block += header.blocks();
         self.is_exclusive |= kind == GroupKind::Table;
         self.pending.push_back(Pending::Unit(Box::new(UnitInFlight { header, block, records, closes, result: None })));
-        let offset = access.volume.layout.block_at(segment, block);
-        access.io.start(Purpose::Append { lsn: header.lsn }, Io::Write { offset, buffers: data });
+        let offset = medium.volume.layout.block_at(segment, block);
+        medium.io.start(Purpose::Append { lsn: header.lsn }, Io::Write { offset, buffers: data });
     }
 
     fn header_of(&self, segments: &Segments, kind: GroupKind, last: bool) -> UnitHeader {

@@ -200,7 +200,7 @@ impl Checkpointer {
         }
         if self.writing.is_none() {
             let is_possible = head.completed_lsn > 0 && context.applied_generation > 0;
-            if !is_possible || !self.is_due(context.log_bytes, &access.volume.layout) {
+            if !is_possible || !self.is_due(context.log_bytes, &access.medium.volume.layout) {
                 return false;
             }
             self.begun_at = i128::from(context.log_bytes);
@@ -221,7 +221,7 @@ impl Checkpointer {
         let fits = self.write_piece(access, head, context, &mut writing);
         self.writing = Some(writing);
         if !fits {
-            self.give_up(access.segments, context.log_bytes, released);
+            self.give_up(&mut access.medium.segments, context.log_bytes, released);
         }
         true
     }
@@ -234,14 +234,14 @@ impl Checkpointer {
         context: &CheckpointContext,
         writing: &mut Writing,
     ) -> bool {
-        let layout = access.volume.layout;
+        let layout = access.medium.volume.layout;
         let is_full = writing.rows.last().is_none_or(|row| row.blocks == layout.segment_blocks());
-        if is_full && !open_segment(access.segments, head, context.reserve, writing) {
+        if is_full && !open_segment(&mut access.medium.segments, head, context.reserve, writing) {
             return false;
         }
         let row = *writing.row();
         let most = self.piece_blocks(writing, context.log_bytes).min(layout.segment_blocks() - row.blocks);
-        let place = |block| LogAddress { store_id: access.volume.info.store_id, segment: row.segment, block };
+        let place = |block| LogAddress { store_id: access.medium.volume.info.store_id, segment: row.segment, block };
         let walk = ContentWalk { map: access.map, layout };
         let (mut piece, mut blocks, mut fuel) = (Vec::new(), 0, PIECE_STEPS_MAX);
         while blocks < most {
@@ -255,7 +255,7 @@ impl Checkpointer {
             let description = writing.rows.len().div_ceil(ROWS_MAX) as u32;
             if blocks + description > layout.segment_blocks() - row.blocks {
                 // In one piece, so in a segment of its own.
-                let room = open_segment(access.segments, head, context.reserve, writing);
+                let room = open_segment(&mut access.medium.segments, head, context.reserve, writing);
                 if room && blocks > 0 {
                     self.write(access, writing, row, &piece);
                 }
@@ -288,9 +288,9 @@ impl Checkpointer {
     fn write(&mut self, access: &mut ReadAccess<'_>, writing: &mut Writing, row: Row, piece: &[u8]) {
         self.written_bytes += piece.len() as u64;
         writing.in_flight = true;
-        let offset = access.volume.layout.block_at(row.segment, row.blocks);
+        let offset = access.medium.volume.layout.block_at(row.segment, row.blocks);
         let buffers = vec![BufferMut::copy_from(piece).freeze()];
-        access.io.start(Purpose::Checkpoint, Io::Write { offset, buffers });
+        access.medium.io.start(Purpose::Checkpoint, Io::Write { offset, buffers });
     }
 
     /// A piece was written, or not.

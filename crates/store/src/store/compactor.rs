@@ -266,7 +266,7 @@ impl Compactor {
             // A request began to wait for space: copies may go on in this very poll.
             return reads || was_held_back && !self.held_back;
         }
-        let Some(segment) = self.victim(access.segments, context) else { return reads };
+        let Some(segment) = self.victim(&access.medium.segments, context) else { return reads };
         self.victims.add(access, segment);
         self.fill_pool(access, context);
         true
@@ -300,29 +300,29 @@ impl Compactor {
         let segment_bytes = context.counts.segment_bytes;
         let most = u64::from(pool_segments_max(&context.counts).max(1) - 1) * segment_bytes;
         let sources_max = victims_max(segment_bytes) - victims_ahead(segment_bytes);
-        while self.pool.takes_more(&access.volume.layout, most, sources_max)
+        while self.pool.takes_more(&access.medium.volume.layout, most, sources_max)
             && let Some(victim) = self.victims.take_next()
         {
             let segment = victim.segment;
-            if access.segments.segment(segment).reopened != victim.reopened {
+            if access.medium.segments.segment(segment).reopened != victim.reopened {
                 // Written to while it was read: the bytes may be half old and half new.
-                access.segments.unpin(segment);
+                access.medium.segments.unpin(segment);
                 continue;
             }
             let bytes = match victim.into_bytes() {
                 Ok(bytes) => bytes,
                 Err(error) => {
-                    access.segments.unpin(segment);
+                    access.medium.segments.unpin(segment);
                     self.note_unread(access, context, segment, &error);
                     continue;
                 }
             };
-            match live_of(segment, &bytes, access.map, access.segments, access.volume) {
-                Ok(live) if live.is_empty() => access.segments.unpin(segment),
+            match live_of(segment, &bytes, access.map, &access.medium.segments, &access.medium.volume) {
+                Ok(live) if live.is_empty() => access.medium.segments.unpin(segment),
                 Ok(live) => self.pool.add(segment, bytes, live),
                 Err(reason) => {
                     mark_damaged(access, segment, &reason);
-                    access.segments.unpin(segment);
+                    access.medium.segments.unpin(segment);
                 }
             }
         }
@@ -330,7 +330,7 @@ impl Compactor {
 
     /// The medium did not read a segment: it is left alone until the log has grown by a segment, or the store is idle.
     fn note_unread(&mut self, access: &ReadAccess<'_>, context: &CompactionContext, segment: u32, error: &str) {
-        let volume = access.volume.info.volume_id;
+        let volume = access.medium.volume.info.volume_id;
         tracing::warn!(%volume, segment, error, "compaction cannot read a segment; it is tried again later");
         self.io_errors += 1;
         self.unread_in_poll += 1;
@@ -404,8 +404,8 @@ impl Compactor {
     ) -> (UnitBuilder, UnitContent) {
         let most = COPY_UNIT_BLOCKS.max(least);
         let mut unit = match self.cold.filling {
-            true => UnitBuilder::new(access.volume.layout, limit.min(2 * most)).packed(most),
-            false => UnitBuilder::new(access.volume.layout, limit.min(most)),
+            true => UnitBuilder::new(access.medium.volume.layout, limit.min(2 * most)).packed(most),
+            false => UnitBuilder::new(access.medium.volume.layout, limit.min(most)),
         };
         let mut content = UnitContent::default();
         let Pool { sources, live, turn, sequence } = &mut self.pool;
@@ -465,9 +465,9 @@ impl Compactor {
 
 /// Leaves a segment as it is: nothing in it may be lost by copying.
 fn mark_damaged(access: &mut ReadAccess<'_>, segment: u32, reason: &str) {
-    let volume = access.volume.info.volume_id;
+    let volume = access.medium.volume.info.volume_id;
     tracing::error!(%volume, segment, reason, "a segment is damaged; it is not compacted");
-    access.segments.mark_damaged(segment);
+    access.medium.segments.mark_damaged(segment);
 }
 
 /// Copies one entry; false if the unit is full. What has died since the victim was read is dead on arrival.
@@ -480,7 +480,7 @@ fn copy(
 ) -> bool {
     match *live {
         Live::Block { branch, lba, version, item_at, data_at, base } => {
-            let Some((item, block)) = source.bytes.block(item_at, data_at, access.volume) else {
+            let Some((item, block)) = source.bytes.block(item_at, data_at, &access.medium.volume) else {
                 if access.map.is_live(branch, lba, version) {
                     mark_damaged(access, source.segment, &format!("block {lba} does not match its checksum"));
                 }

@@ -4,17 +4,19 @@ use std::fs::{self, File, OpenOptions as FileOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::sync::Arc;
 
 use super::Store;
 use super::directory::{LOG_NAME, lock, lock_in, missing_or};
 use super::erasure::Erasure;
 use super::format::{format, fresh, plan};
-use crate::backend::{Backend, FileBackend, MemoryBackend};
+use crate::backend::{Backend, FileBackend, MemoryBackend, Waker};
 use crate::error::StoreError;
 use crate::layout::{LOG_START, RECORD_BLOCK, SUPERBLOCK_AT};
 use crate::medium::Medium;
 use crate::options::{CreateOptions, OpenOptions, VolumeInfo};
 use crate::random::random;
+use crate::recover::Recovered;
 use crate::superblock::Superblock;
 
 /// Name of the log while it is being made.
@@ -50,11 +52,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Options`].
-    pub fn open_in_memory(
-        create: &CreateOptions,
-        options: &OpenOptions,
-        waker: crate::backend::Waker,
-    ) -> Result<Store, StoreError> {
+    pub fn open_in_memory(create: &CreateOptions, options: &OpenOptions, waker: Waker) -> Result<Store, StoreError> {
         let mut superblock = plan(create)?;
         // Its number tells initiators that knew another one of this name that this is not the same.
         superblock.open_epoch = u64::from(u32::from_be_bytes(random()?));
@@ -86,21 +84,6 @@ impl Store {
         format(backend.as_mut(), plan(options)?)
     }
 
-    /// Opens a store that was being erased.
-    pub(super) fn erase_on(
-        mut backend: Box<dyn Backend>,
-        options: &OpenOptions,
-        waker: crate::backend::Waker,
-        open_id: u64,
-    ) -> Result<Store, StoreError> {
-        let (superblock, copy) = crate::recover::read_superblock(backend.as_mut())?;
-        // Nothing of it is read or written: this is a placeholder for what there was.
-        let mut store = Store::from_recovered(backend, options.clone(), waker, fresh(superblock, copy, open_id));
-        store.erasure = Some(Erasure::resumed());
-        store.io.wake();
-        Ok(store)
-    }
-
     /// What the store in `dir` says of its volume, from its superblock alone; works while it is open elsewhere.
     ///
     /// # Errors
@@ -124,6 +107,31 @@ impl Store {
     pub fn exists(dir: &Path) -> bool {
         dir.join(LOG_NAME).exists()
     }
+}
+
+/// Opens a store that was being erased.
+pub(super) fn open_erasing(
+    mut backend: Box<dyn Backend>,
+    options: &OpenOptions,
+    waker: Waker,
+    open_id: u64,
+) -> Result<Store, StoreError> {
+    let (superblock, copy) = crate::recover::read_superblock(backend.as_mut())?;
+    // Nothing of it is read or written: this is a placeholder for what there was.
+    let mut store = Store::from_recovered(backend, options.clone(), waker, fresh(superblock, copy, open_id));
+    store.engine.erasure = Some(Erasure::resumed());
+    store.engine.medium.io.wake();
+    Ok(store)
+}
+
+/// Opens what a repair could recover, as a new epoch: that writes a segment table and both superblocks.
+///
+/// # Errors
+/// As [`Store::open`] for want of space.
+pub(crate) fn open_recovered(backend: Box<dyn Backend>, recovered: Recovered) -> Result<Store, StoreError> {
+    let mut store = Store::from_recovered(backend, OpenOptions::default(), Arc::new(|| {}), recovered);
+    store.engine.begin_epoch()?;
+    Ok(store)
 }
 
 /// Makes the log as a file in the store's directory.

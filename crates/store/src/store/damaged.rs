@@ -7,6 +7,7 @@ use std::sync::Arc;
 use strongroom_block::Lba;
 
 use super::Store;
+use super::volume_index::VolumeIndex;
 use crate::backend::IoChoice;
 use crate::error::StoreError;
 use crate::map::At;
@@ -20,7 +21,7 @@ const BLOCKS_PER_QUESTION: u64 = 65536;
 /// Blocks that are looked up at once.
 const LOOKED_UP: u64 = 4096;
 
-/// What a damaged store says of itself, see [`Store::damage_of`].
+/// What a damaged store says of itself, see [`DamageReport::of`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamageReport {
     /// What cannot be read.
@@ -42,31 +43,34 @@ pub struct SuspectBlocks {
     pub blocks_total: u64,
 }
 
-impl Store {
+impl DamageReport {
     /// What of the log of the store in `dir`, which must not be open, cannot be read, and which blocks may be missing or old in a read-only
     /// opening; at most so many runs of them for each view. Changes nothing.
     ///
     /// # Errors
     /// [`StoreError`] if so much is lost that it cannot be opened read-only either.
-    pub fn damage_of(dir: &Path, runs_max: usize) -> Result<DamageReport, StoreError> {
+    pub fn of(dir: &Path, runs_max: usize) -> Result<DamageReport, StoreError> {
         let (_lock, (mut log, _)) = super::directory::locked_log(dir, IoChoice::Buffered)?;
         let (recovered, damage) = recover_with(log.as_mut(), 0, Planted::default(), true)?;
         let mut store = Store::from_recovered(log, OpenOptions::default(), Arc::new(|| {}), recovered);
         if damage.is_none() {
             return Ok(DamageReport { damage, suspects: Vec::new() });
         }
-        store.requests.set_damage(damage.clone());
+        store.engine.medium.refusal.set_damage(damage.clone());
+        let index = store.index();
         let branches =
-            store.branches().into_iter().map(|branch| (View::Head(branch.id), format!("clone '{}'", branch.name)));
-        let snapshots = store.snapshots().into_iter();
+            index.branches().into_iter().map(|branch| (View::Head(branch.id), format!("clone '{}'", branch.name)));
+        let snapshots = index.snapshots().into_iter();
         let snapshots =
             snapshots.map(|snapshot| (View::Snapshot(snapshot.id), format!("snapshot '{}'", snapshot.name)));
         let name = |(view, name)| (view, if view == View::default() { "volume".to_owned() } else { name });
         let views = branches.chain(snapshots).map(name);
-        let suspects = views.map(|(view, of)| store.all_suspects(view, of, runs_max)).collect();
+        let suspects = views.map(|(view, of)| index.all_suspects(view, of, runs_max)).collect();
         Ok(DamageReport { damage, suspects })
     }
+}
 
+impl VolumeIndex<'_> {
     fn all_suspects(&self, view: View, of: String, runs_max: usize) -> SuspectBlocks {
         let blocks_total = self.volume.info.geometry.blocks;
         let mut suspects = SuspectBlocks { of, runs: Vec::new(), blocks: 0, blocks_total };
@@ -87,22 +91,10 @@ impl Store {
         suspects
     }
 
-    /// Takes the store as recovered, writes nothing and accepts no writes.
-    pub(super) fn open_damaged(&mut self, damage: Damage) {
-        let (volume, places) = (self.volume.info.volume_id, damage.places.len());
-        tracing::error!(%volume, places, "the log is damaged: opened read-only, blocks may be missing or old");
-        self.requests.set_damage(damage);
-    }
-
-    /// What opening passed over; `None`: the store is not open read-only because of damage.
-    pub fn damage(&self) -> Option<&Damage> {
-        self.requests.damage()
-    }
-
     /// The next blocks from `from` on that may be missing or old, because what was passed over may have written them: first block and
     /// count; and where to look on, `None` at the end. Nothing in a store that is not damaged.
     pub fn suspect_blocks(&self, view: View, from: Lba) -> (Option<(Lba, u64)>, Option<Lba>) {
-        let (Some(damage), Some(node)) = (self.requests.damage(), self.views.map.catalogue.node(view)) else {
+        let (Some(damage), Some(node)) = (self.damage, self.map.catalogue.node(view)) else {
             return (None, None);
         };
         let end = self.volume.info.geometry.blocks;
@@ -111,7 +103,7 @@ impl Store {
         let mut at = from.0;
         while at < stop {
             let count = LOOKED_UP.min(stop - at);
-            for (lba, found) in (at..).zip(self.views.map.look_up(node, at, count)) {
+            for (lba, found) in (at..).zip(self.map.look_up(node, at, count)) {
                 let sequence = match found {
                     At::Block(version) => version.sequence(),
                     At::Hole { sequence, .. } => sequence,

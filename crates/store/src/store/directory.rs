@@ -105,6 +105,7 @@ mod tests {
     use strongroom_block::{BlockSize, Geometry, VolumeId};
 
     use super::*;
+    use crate::check::CheckReport;
     use crate::options::{CreateOptions, UnitKind};
     use crate::store::Store;
 
@@ -120,12 +121,12 @@ mod tests {
             std::thread::sleep(IN_FLIGHT_PATIENCE / 20);
             drop(log);
         });
-        assert!(Store::check(dir.path()).unwrap().is_sound());
+        assert!(CheckReport::of(dir.path(), &mut |_, _| ()).unwrap().is_sound());
         arrives.join().unwrap();
         // A live process has the lock, and is not waited for.
         let _held = lock(dir.path()).unwrap();
         let asked = Instant::now();
-        assert!(matches!(Store::check(dir.path()), Err(StoreError::InUse(_))));
+        assert!(matches!(CheckReport::of(dir.path(), &mut |_, _| ()), Err(StoreError::InUse(_))));
         assert!(asked.elapsed() < IN_FLIGHT_PATIENCE);
     }
 }

@@ -13,9 +13,14 @@ use std::sync::LazyLock;
 use strongroom_block::{Buffer, BufferMut, Token};
 
 use super::io::{IoQueue, Purpose};
+use super::requests::Requests;
 use crate::backend::Io;
+use crate::head::Head;
 use crate::layout::{LOG_START, Layout, RECORD_BLOCK};
-use crate::op::OpError;
+use crate::op::{OpError, Outcome};
+use crate::options::StoreId;
+use crate::random::random;
+use crate::superblock::Superblock;
 
 /// Bytes overwritten by one I/O.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -164,9 +169,15 @@ impl Erasure {
         self.halted
     }
 
-    /// The store is being closed.
-    pub(super) fn halt(&mut self) {
+    /// The store is being closed: what has not begun does not begin any more, and the writes before it count; the rest goes on at the
+    /// next opening. Whether the erase is over.
+    pub(super) fn halt(&mut self, requests: &mut Requests) -> bool {
+        let is_over = self.is_only_requested();
+        if is_over {
+            self.answer(requests, Err(OpError::Busy));
+        }
         self.halted = true;
+        is_over
     }
 
     /// Whether it waits for the caller to destroy the key.
@@ -205,9 +216,13 @@ impl Erasure {
         Ok(())
     }
 
-    /// Who is to be answered: token and bytes.
-    pub(super) fn take_caller(&mut self) -> Option<(Token, usize)> {
-        self.caller.take()
+    /// Answers the caller, if there is one; whether there was.
+    pub(super) fn answer(&mut self, requests: &mut Requests, result: Result<Outcome, OpError>) -> bool {
+        let caller = self.caller.take();
+        if let Some((token, bytes)) = caller {
+            requests.complete(token, bytes, result);
+        }
+        caller.is_some()
     }
 
     /// A phase begins.
@@ -248,8 +263,18 @@ impl Erasure {
         self.in_flight < DEPTH && self.ios_left > 0
     }
 
+    /// Goes on with a pass over the log, a slice. Whether anything was begun, and the phase that follows once the pass is complete.
+    pub(super) fn advance_pass(&mut self, io: &mut IoQueue, layout: &Layout) -> (bool, Option<ErasePhase>) {
+        let progress = match self.phase {
+            ErasePhase::Overwrite => self.overwrite(io, layout),
+            _ => self.give_back(io, layout),
+        };
+        let is_over = self.at >= layout.segment_at(layout.segments) && self.in_flight == 0;
+        (progress | is_over, is_over.then(|| self.next_phase()))
+    }
+
     /// Writes zeros over everything that the medium has of the log, a slice. Whether anything was begun.
-    pub(super) fn overwrite(&mut self, io: &mut IoQueue, layout: &Layout) -> bool {
+    fn overwrite(&mut self, io: &mut IoQueue, layout: &Layout) -> bool {
         let (end, block) = (layout.segment_at(layout.segments), RECORD_BLOCK as u64);
         let mut progress = false;
         while self.may_start() && self.at < end {
@@ -274,7 +299,7 @@ impl Erasure {
     }
 
     /// Gives the space of the whole log back, a slice. Where it is kept, zeros stay. Whether anything was begun.
-    pub(super) fn give_back(&mut self, io: &mut IoQueue, layout: &Layout) -> bool {
+    fn give_back(&mut self, io: &mut IoQueue, layout: &Layout) -> bool {
         let end = layout.segment_at(layout.segments);
         let mut progress = false;
         while self.may_start() && self.at < end {
@@ -287,15 +312,48 @@ impl Erasure {
         }
         progress
     }
+}
 
-    /// Whether a pass over the log is complete.
-    pub(super) fn pass_is_over(&self, layout: &Layout) -> bool {
-        self.at >= layout.segment_at(layout.segments) && self.in_flight == 0
-    }
+/// The superblock of the store that begins in place of an erased one. What repairs saved beside the log, in `dir`, is removed. `open_id`: of
+/// a simulation, if there is one.
+///
+/// # Errors
+/// If that cannot be removed, or the operating system gives no random number.
+pub(super) fn new_store(
+    old: &Superblock,
+    head: &Head,
+    open_id: Option<u64>,
+    dir: Option<&Path>,
+) -> io::Result<Superblock> {
+    dir.map_or(Ok(()), remove_saved)?;
+    let store_id = match open_id {
+        None => StoreId(random().map_err(|error| io::Error::other(error.to_string()))?),
+        // Of a simulation: it must only differ.
+        Some(_) => StoreId(u128::from_be_bytes(old.store_id.0).wrapping_mul(0x5851_f42d).to_be_bytes()),
+    };
+    let sequence = head.next_sequence.max(old.sequence_limit);
+    let generation = head.next_generation.max(old.next_generation);
+    Ok(Superblock {
+        store_id,
+        open_epoch: old.open_epoch.max(head.open_epoch) + 1,
+        // Never one that was used before: feedback on a version must not release another one.
+        sequence_limit: sequence + 1,
+        next_generation: generation + 1,
+        // Both copies say so, in turn, when the segment is durable.
+        table_segment: 0,
+        table_block: 0,
+        table_lsn: 1,
+        second_table: None,
+        durable_lsn: 2 - u64::from(old.kind.is_sealed()),
+        open_id: 0,
+        clean: true,
+        checkpoint: None,
+        ..old.clone()
+    })
 }
 
 /// Removes what repairs saved of the log.
-pub(super) fn remove_saved(dir: &Path) -> io::Result<()> {
+fn remove_saved(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();

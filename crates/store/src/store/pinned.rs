@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Store;
+use super::volume_index::VolumeIndex;
 use crate::catalogue::NodeId;
 use crate::map::BlockMap;
 use crate::view::SnapshotId;
@@ -10,7 +10,7 @@ use crate::view::SnapshotId;
 /// Chunks of the index that one slice looks at, about.
 const CHUNKS_PER_SLICE: usize = 32 * 1024;
 
-/// A count on its way: [`Store::count_pinned`] goes on with it.
+/// A count on its way: [`VolumeIndex::count_pinned`] goes on with it.
 #[derive(Clone, Debug, Default)]
 pub struct PinnedCount {
     bytes: BTreeMap<SnapshotId, u64>,
@@ -25,14 +25,14 @@ impl PinnedCount {
     }
 }
 
-impl Store {
+impl VolumeIndex<'_> {
     /// Counts a slice of what each snapshot alone keeps; whether there is more to count. Snapshots made after it began have nothing in
     /// it, and what is written meanwhile counts or does not.
     pub fn count_pinned(&self, count: &mut PinnedCount) -> bool {
-        let catalogue = &self.views.map.catalogue;
+        let catalogue = &self.map.catalogue;
         let all = || catalogue.snapshots.iter().rev().map(|snapshot| SnapshotId(snapshot.id)).collect();
         let (left, lba) = count.left.get_or_insert_with(|| (all(), 0));
-        let tree = Tree { map: &self.views.map, seen: catalogue.seen(), children: catalogue.children() };
+        let tree = Tree { map: self.map, seen: catalogue.seen(), children: catalogue.children() };
         let mut fuel = CHUNKS_PER_SLICE;
         while let Some(&id) = left.last() {
             if let Some(snapshot) = catalogue.snapshot(id.0) {

@@ -8,11 +8,14 @@ use std::collections::VecDeque;
 
 use strongroom_block::{Lba, Stamp, StoreSequence};
 
+use super::access::LogMedium;
 use super::conditions::judge;
 use super::read_parts::Wanted;
 use super::reception::would_lose;
 use super::replay::{self, Comparison};
 use super::request::{Content, Gate, UnitLimits, WriteRequest};
+use super::requests::Requests;
+use super::submit::check;
 use super::update::WindowEntry;
 use super::volume::Volume;
 use crate::catalogue::{Change, NodeId};
@@ -84,8 +87,19 @@ impl WriteQueue {
         (self.operations, self.first_sequence) = (operations, first_sequence);
     }
 
-    pub(super) fn push(&mut self, request: WriteRequest) {
+    /// Queues a write.
+    ///
+    /// # Errors
+    /// The refusal of writes; [`OpError::Misuse`] if its operation cannot be one.
+    pub(super) fn enqueue(&mut self, medium: &LogMedium, request: WriteRequest) -> Result<(), OpError> {
+        medium.refusal.check_writable()?;
+        if let Some(Origin { operation, .. }) = request.origin {
+            check(medium.volume.is_sealed(), "an operation of a plain unit")?;
+            let fits = operation.counter.checked_add(request.asked).is_some() && request.asked > 0;
+            check(fits, "an operation without blocks, or with counters beyond their end")?;
+        }
         self.queue.push_back(request);
+        Ok(())
     }
 
     /// Puts back a request that was taken out: part of it is appended.
@@ -103,6 +117,21 @@ impl WriteQueue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// Answers the first request, which leaves the queue.
+    pub(super) fn answer_front(&mut self, requests: &mut Requests, result: Result<Outcome, OpError>) {
+        let request = self.pop().expect("the caller saw it");
+        requests.complete(request.token, request.bytes, result);
+    }
+
+    /// Fails everything that is queued; whether that was anything.
+    pub(super) fn fail_all(&mut self, requests: &mut Requests, error: &OpError) -> bool {
+        let any = !self.queue.is_empty();
+        for request in self.queue.drain(..) {
+            requests.complete(request.token, request.bytes, Err(error.clone()));
+        }
+        any
     }
 
     fn answer(&mut self, result: Result<Outcome, OpError>) -> Answer {

@@ -20,7 +20,7 @@ use crate::map::BlockMap;
 use crate::op::{Extent, OpError};
 use crate::planted::PlantedFault;
 use crate::segments::SegmentState;
-use crate::unit::{Base, LogAddress, base_of, record_block_generation, record_block_intact};
+use crate::unit::{Base, LogAddress, UnitHeader, base_of, record_block_generation, record_block_intact};
 use crate::view::View;
 
 /// What one read finds in a row is cached up to this length. Longer reads would evict blocks that are read again, and are fast uncached.
@@ -111,6 +111,17 @@ impl Reader {
         }
     }
 
+    /// Caches the record blocks of a unit that was appended, at `block` of its segment.
+    pub(super) fn cache_records(&mut self, header: &UnitHeader, block: u32, records: &Buffer) {
+        for index in 0..u32::from(header.record_blocks) {
+            let at = index as usize * RECORD_BLOCK;
+            let slice = &records[at..at + RECORD_BLOCK];
+            // A slice would keep the other record blocks in memory.
+            let copy = if header.record_blocks == 1 { records.clone() } else { Buffer::copy_from(slice) };
+            self.records.insert(RecordKey { generation: header.generation, block: block + index }, copy);
+        }
+    }
+
     /// Memory of the caches, in bytes.
     pub(super) fn cache_memory_bytes(&self) -> u64 {
         self.records.memory_bytes() + self.data.memory_bytes()
@@ -130,7 +141,7 @@ impl Reader {
         runs: &[(Lba, u32)],
         wanted: Wanted,
     ) {
-        let parts = newest(access.map, access.volume, node, runs, wanted);
+        let parts = newest(access.map, &access.medium.volume, node, runs, wanted);
         self.start_parts(access, owner, parts, wanted);
     }
 
@@ -143,7 +154,7 @@ impl Reader {
         lba: u64,
         below: u64,
     ) {
-        let parts = older(access.map, access.volume, node, lba, below);
+        let parts = older(access.map, &access.medium.volume, node, lba, below);
         self.start_parts(access, owner, parts, Wanted::Data);
     }
 
@@ -155,7 +166,7 @@ impl Reader {
         versions: &[(u64, Version)],
         wanted: Wanted,
     ) {
-        let parts = versions.iter().map(|&(lba, version)| Part::version(lba, version, access.volume)).collect();
+        let parts = versions.iter().map(|&(lba, version)| Part::version(lba, version, &access.medium.volume)).collect();
         self.start_parts(access, owner, Ok(parts), wanted);
     }
 
@@ -189,13 +200,13 @@ impl Reader {
     fn start_part(&mut self, access: &mut ReadAccess<'_>, id: usize, read: &mut ReadOp, at: usize) {
         let ReadOp { parts, records, waiting, wanted, .. } = read;
         let Part::Blocks { versions, segment, data, cached, .. } = &mut parts[at] else { return };
-        let (segment, len) = (*segment, versions.len() * access.volume.block_bytes());
-        access.segments.pin(segment);
+        let (segment, len) = (*segment, versions.len() * access.medium.volume.block_bytes());
+        access.medium.segments.pin(segment);
         if self.may_be_cached(*wanted, len) {
             *data = Ok(self.find_data(access, versions, segment));
             *cached = matches!(data, Ok(Some(_)));
         }
-        if *cached && !access.volume.is_sealed() {
+        if *cached && !access.medium.volume.is_sealed() {
             return;
         }
         let mut missing = Vec::new();
@@ -214,7 +225,7 @@ impl Reader {
             *data = Ok(lend(access, segment, offset, len));
         }
         let reads_data = *wanted != Wanted::Records && matches!(data, Ok(None));
-        let layout = access.volume.layout;
+        let layout = access.medium.volume.layout;
         let near = |key: &RecordKey| {
             let at = layout.block_at(segment, key.block);
             reads_data && at < offset && offset - at <= RECORDS_BEFORE_BYTES_MAX
@@ -255,7 +266,7 @@ impl Reader {
         if let [block] = &found[..] {
             return Some(block.clone());
         }
-        let block_bytes = access.volume.block_bytes();
+        let block_bytes = access.medium.volume.block_bytes();
         let mut whole = BufferMut::to_fill(found.len() * block_bytes);
         for (into, block) in whole.chunks_exact_mut(block_bytes).zip(&found) {
             into.copy_from_slice(block);
@@ -266,7 +277,7 @@ impl Reader {
     /// Caches data that was just read and matched its checksums.
     fn cache_data(&mut self, access: &ReadAccess<'_>, part: &Part, wanted: Wanted) {
         let Part::Blocks { versions, segment, data: Ok(Some(data)), cached: false, .. } = part else { return };
-        let block_bytes = access.volume.block_bytes();
+        let block_bytes = access.medium.volume.block_bytes();
         if !self.may_be_cached(wanted, versions.len() * block_bytes) {
             return;
         }
@@ -325,7 +336,7 @@ impl Reader {
         result: IoResult,
     ) {
         let result = result.map(|buffer| buffer.expect("reads return their buffer").freeze());
-        access.io.count_read(result.as_ref().map_or(0, |data| data.len()));
+        access.medium.io.count_read(result.as_ref().map_or(0, |data| data.len()));
         let data = match (result, before) {
             (Ok(whole), Some(before)) => {
                 self.take_records(access, before, &whole);
@@ -358,7 +369,7 @@ impl Reader {
             start_record_read(access, key, before.segment);
         }
         let Part::Blocks { versions, .. } = &self.reads[id].parts[part] else { unreachable!("only blocks have data") };
-        let (offset, len) = (versions[0].data_offset(), versions.len() * access.volume.block_bytes());
+        let (offset, len) = (versions[0].data_offset(), versions.len() * access.medium.volume.block_bytes());
         start_data_read(access, (id, part), offset, len, None);
     }
 
@@ -385,10 +396,10 @@ impl Reader {
                 }
             }
             if let Part::Blocks { segment, .. } = part {
-                access.segments.unpin(*segment);
+                access.medium.segments.unpin(*segment);
             }
         }
-        if access.volume.has_planted(PlantedFault::OlderForDamaged)
+        if access.medium.volume.has_planted(PlantedFault::OlderForDamaged)
             && let (Err(OpError::Medium { lba, .. }), [Part::Blocks { versions, .. }]) = (&extents, &read.parts[..])
             && let (Some(node), [version]) = (access.map.catalogue.node(View::default()), &versions[..])
         {
@@ -396,7 +407,7 @@ impl Reader {
         }
         if let Err(OpError::Medium { lba, reason }) = &extents {
             self.counters.medium_errors += 1;
-            tracing::error!(volume = %access.volume.info.volume_id, lba = lba.0, reason, "medium error");
+            tracing::error!(volume = %access.medium.volume.info.volume_id, lba = lba.0, reason, "medium error");
         }
         let bases = if let Owner::Gate(_) = read.owner { read.bases(access) } else { Vec::new() };
         self.finished.push_back(FinishedRead { owner: read.owner, extents, bases });
@@ -415,10 +426,10 @@ impl ReadOp {
         };
         let medium = |at: usize, reason: String| OpError::Medium { lba: Lba(lba + at as u64), reason };
         let data = data.as_ref().map_err(|reason| medium(0, reason.clone()))?.clone().unwrap_or_default();
-        let block_bytes = access.volume.block_bytes();
+        let block_bytes = access.medium.volume.block_bytes();
         let mut records = Vec::new();
         // A plain unit's items are checksums, and nothing else.
-        let with_items = if cached && !access.volume.is_sealed() { &[][..] } else { versions };
+        let with_items = if cached && !access.medium.volume.is_sealed() { &[][..] } else { versions };
         for (at, version) in with_items.iter().enumerate() {
             let item = self.item(access, *version, *segment).map_err(|reason| medium(at, reason))?;
             if self.wanted != Wanted::Records
@@ -427,7 +438,7 @@ impl ReadOp {
             {
                 return Err(medium(at, "it does not match its checksum".to_owned()));
             }
-            if access.volume.is_sealed() {
+            if access.medium.volume.is_sealed() {
                 records.push(SealRecord::decode(item).map_err(|error| medium(at, error.to_string()))?);
             }
         }
@@ -438,20 +449,20 @@ impl ReadOp {
     fn item(&self, access: &ReadAccess<'_>, version: Version, segment: u32) -> Result<&[u8], String> {
         let block = self.records[&record_key(access, version, segment)].as_ref().map_err(Clone::clone)?;
         let at = version.item_at() as usize % RECORD_BLOCK;
-        let item_bytes = access.volume.layout.item_bytes as usize;
+        let item_bytes = access.medium.volume.layout.item_bytes as usize;
         block.get(at..at + item_bytes).ok_or_else(|| "its record is cut off".to_owned())
     }
 
     /// The base of each block, as far as it is known: see [`Base`].
     fn bases(&self, access: &ReadAccess<'_>) -> Vec<u64> {
-        if !access.volume.is_sealed() {
+        if !access.medium.volume.is_sealed() {
             return Vec::new();
         }
         let mut bases = Vec::new();
         for part in &self.parts {
             match part {
                 Part::Hole { count, sequence, .. } => {
-                    let base = base_of_hole(access.map, access.volume, *sequence);
+                    let base = base_of_hole(access.map, &access.medium.volume, *sequence);
                     bases.extend(std::iter::repeat_n(base, *count as usize));
                 }
                 Part::Blocks { versions, segment, .. } => {
@@ -465,9 +476,9 @@ impl ReadOp {
     fn base_of_block(&self, access: &ReadAccess<'_>, version: Version, segment: u32) -> u64 {
         let block = self.records.get(&record_key(access, version, segment)).and_then(|block| block.as_ref().ok());
         let item_at = version.item_at() as usize % RECORD_BLOCK;
-        let base = block.and_then(|block| base_of(block, item_at, version.sequence(), &access.volume.layout));
+        let base = block.and_then(|block| base_of(block, item_at, version.sequence(), &access.medium.volume.layout));
         match base {
-            Some(Base::Itself) => access.volume.base_of_unconditional(version.sequence()),
+            Some(Base::Itself) => access.medium.volume.base_of_unconditional(version.sequence()),
             Some(Base::Of(base)) => base,
             // A condition that cannot be ruled out.
             None => 0,
@@ -483,27 +494,27 @@ pub(super) fn base_of_hole(map: &BlockMap, volume: &Volume, sequence: u64) -> u6
 /// Data of a segment without a copy, on a medium in memory. Not of the head, which would have to be copied as long as the reader has the
 /// data; nor of little data, which costs less to copy than to keep a whole page.
 fn lend(access: &mut ReadAccess<'_>, segment: u32, offset: u64, len: usize) -> Option<Buffer> {
-    let is_closed = access.segments.segment(segment).state == SegmentState::Closed;
-    if is_closed && len >= LENT_BYTES_MIN { access.io.share(offset, len) } else { None }
+    let is_closed = access.medium.segments.segment(segment).state == SegmentState::Closed;
+    if is_closed && len >= LENT_BYTES_MIN { access.medium.io.share(offset, len) } else { None }
 }
 
 fn data_key(access: &ReadAccess<'_>, version: Version, segment: u32) -> DataKey {
-    DataKey { generation: access.segments.segment(segment).generation, offset: version.data_offset() }
+    DataKey { generation: access.medium.segments.segment(segment).generation, offset: version.data_offset() }
 }
 
 fn record_key(access: &ReadAccess<'_>, version: Version, segment: u32) -> RecordKey {
-    let generation = access.segments.segment(segment).generation;
+    let generation = access.medium.segments.segment(segment).generation;
     RecordKey { generation, block: version.item_at() / RECORD_BLOCK as u32 }
 }
 
 fn keys_of(access: &ReadAccess<'_>, before: RecordsBefore) -> impl Iterator<Item = RecordKey> + use<> {
-    let generation = access.segments.segment(before.segment).generation;
+    let generation = access.medium.segments.segment(before.segment).generation;
     let blocks = (before.bytes / RECORD_BLOCK) as u32;
     (before.block..before.block + blocks).map(move |block| RecordKey { generation, block })
 }
 
 fn is_record_block(access: &ReadAccess<'_>, key: RecordKey, segment: u32, bytes: &[u8]) -> bool {
-    let place = LogAddress { store_id: access.volume.info.store_id, segment, block: key.block };
+    let place = LogAddress { store_id: access.medium.volume.info.store_id, segment, block: key.block };
     record_block_intact(bytes, place) && record_block_generation(bytes) == key.generation
 }
 
@@ -516,11 +527,11 @@ fn start_data_read(
 ) {
     let bytes_before = before.map_or(0, |before| before.bytes);
     let io = Io::Read { offset: offset - bytes_before as u64, buffer: BufferMut::to_fill(bytes_before + len) };
-    access.io.start(Purpose::ReadData { read, part, before }, io);
+    access.medium.io.start(Purpose::ReadData { read, part, before }, io);
 }
 
 fn start_record_read(access: &mut ReadAccess<'_>, key: RecordKey, segment: u32) {
-    let offset = access.volume.layout.block_at(segment, key.block);
+    let offset = access.medium.volume.layout.block_at(segment, key.block);
     let io = Io::Read { offset, buffer: BufferMut::to_fill(RECORD_BLOCK) };
-    access.io.start(Purpose::ReadRecord { key, segment }, io);
+    access.medium.io.start(Purpose::ReadRecord { key, segment }, io);
 }

@@ -4,7 +4,8 @@
 use strongroom_block::{Buffer, Lba, SealRecord, Token, keyless_checksum};
 
 use super::Store;
-use super::reception::{DIVERGED, ReceptionInfo, has_blocks, may_be_replaced, receiving_branch, receptions};
+use super::engine::Engine;
+use super::reception::{DIVERGED, has_blocks, may_be_replaced, receive_position, receiving_branch};
 use super::request::{Addresses, Content, WriteRequest};
 use crate::catalogue::Change;
 use crate::layout::{Layout, item_checksum};
@@ -15,7 +16,7 @@ use crate::view::{BranchId, SnapshotId, View};
 /// Bytes of data that go into the log as one group at most, unless a frame has more.
 const GROUP_BYTES: usize = 1 << 20;
 
-/// What a stream asks of a store next, checked as far as that can be without the store; one at a time goes to [`Store::submit_receive`].
+/// What a stream asks of a store next, checked as far as that can be without the store; one at a time goes to [`ReceiveStep::submit`].
 #[derive(Debug)]
 pub struct ReceiveStep {
     /// The snapshot that it will be.
@@ -61,7 +62,7 @@ struct ReceivedBlocks {
     bytes: usize,
 }
 
-/// A stream on its way in. Moved on by [`Store::receive`], or by who gives its steps to a store.
+/// A stream on its way in. Moved on by [`Receiver::receive`], or by a caller that hands its steps to a store.
 #[derive(Debug, Default)]
 pub struct Receiver {
     /// Bytes of frames that are not taken in.
@@ -203,143 +204,140 @@ impl ReceivedBlocks {
     }
 }
 
-impl Store {
+impl Receiver {
     /// Takes in the next bytes of a stream, cut anywhere. Every block is checked against its keyless checksum. Waits for its
     /// own writes.
     ///
     /// # Errors
-    /// [`StreamError`]; what was taken in before stays, to go on from [`Store::receive_position`].
-    pub fn receive(&mut self, receiver: &mut Receiver, bytes: &[u8]) -> Result<(), StreamError> {
+    /// [`StreamError`]; what was taken in before stays, to go on from [`VolumeIndex::receive_position`](crate::VolumeIndex::receive_position).
+    pub fn receive(&mut self, store: &mut Store, bytes: &[u8]) -> Result<(), StreamError> {
         const TOKEN: Token = Token(u64::MAX);
-        receiver.push(bytes);
-        while let Some(step) = receiver.next_step()? {
+        self.push(bytes);
+        while let Some(step) = self.next_step()? {
             let is_end = step.is_end();
-            self.submit_receive(TOKEN, step)?;
-            self.wait_for(TOKEN).map_err(StreamError::of_step)?;
+            step.submit(store, TOKEN)?;
+            store.engine.wait_for(TOKEN).map_err(StreamError::of_step)?;
             if is_end {
-                receiver.finished();
+                self.finished();
                 // Report at once if something follows.
-                receiver.next_step()?;
+                self.next_step()?;
             }
         }
         Ok(())
     }
+}
 
-    /// Takes in a step of a stream, like a request: it completes, and only then comes the next one of its stream. What a completion says is
+impl Receiver {
+    /// Gives up what arrived of a snapshot.
+    ///
+    /// # Errors
+    /// As a request.
+    pub fn abandon(store: &mut Store, id: SnapshotId) -> Result<(), OpError> {
+        let branch = BranchId(receiving_branch(&store.engine.views.map, id).ok_or(OpError::NoSuchView)?);
+        store.execute(Op::CloneDelete { branch }).map(drop)
+    }
+}
+
+impl ReceiveStep {
+    /// Hands the step to the store, like a request: it completes, and only then comes the next one of its stream. What a completion says is
     /// to be told by [`StreamError::of_step`].
     ///
     /// # Errors
     /// [`StreamError`]: nothing was taken in, and nothing will complete.
-    pub fn submit_receive(&mut self, token: Token, step: ReceiveStep) -> Result<(), StreamError> {
-        if self.erasure.is_some() {
-            return Err(StreamError::Store(if self.requests.is_refused() {
-                self.requests.refusal()
-            } else {
-                OpError::Erasing
-            }));
+    pub fn submit(self, store: &mut Store, token: Token) -> Result<(), StreamError> {
+        let engine = &mut store.engine;
+        if engine.erasure.is_some() {
+            engine.medium.refusal.check_writable()?;
+            return Err(StreamError::Store(OpError::Erasing));
         }
-        let ReceiveStep { id, kind, .. } = step;
+        let ReceiveStep { id, kind, .. } = self;
         let branch = match &kind {
-            StepKind::Begin { info, position } => return self.begin_reception(token, info, *position),
-            _ => receiving_branch(&self.views.map, id).ok_or(StreamError::Store(OpError::NoSuchView))?,
+            StepKind::Begin { info, position } => return begin_reception(engine, token, info, *position),
+            _ => receiving_branch(&engine.views.map, id).ok_or(StreamError::Store(OpError::NoSuchView))?,
         };
         match kind {
             StepKind::Begin { .. } => unreachable!("answered above"),
             StepKind::Blocks(ReceivedBlocks { lbas, items, pieces, bytes }) => {
                 let count = lbas.len() as u32;
                 let content = Content::Blocks { addresses: Addresses::Each(lbas), pieces, items, count };
-                self.submit_content(token, branch, content, bytes)?;
+                submit_content(engine, token, branch, content, bytes)?;
             }
             // Holes come first: with a block here, all of them are. Once more, and thus newer, they would hide blocks that arrived.
-            StepKind::Hole(_) if has_blocks(&self.views.map, branch) => self.answer_receive(token, Outcome::Changed),
-            StepKind::Hole(op) => self.submit_to(token, View::Head(BranchId(branch)), op),
+            StepKind::Hole(_) if has_blocks(&engine.views.map, branch) => answer(engine, token, Outcome::Changed),
+            StepKind::Hole(op) => engine.submit(token, View::Head(BranchId(branch)), op),
             StepKind::End => {
                 let commit = Change::ReceiveCommit { branch };
-                self.submit_content(token, branch, Content::Change(Box::new(commit)), 0)?;
+                submit_content(engine, token, branch, Content::Change(Box::new(commit)), 0)?;
             }
         }
         Ok(())
     }
 
-    /// Whether there is room for a step now; else the same again, later.
-    pub fn may_receive(&self, step: &ReceiveStep) -> bool {
-        let bytes = match &step.kind {
+    /// Whether the store has room for the step now; else the same again, later.
+    pub fn has_room(&self, store: &Store) -> bool {
+        let bytes = match &self.kind {
             StepKind::Blocks(taken) => taken.bytes,
             _ => 0,
         };
         let grows = Op::SnapshotCreate { name: String::new() };
-        self.requests.has_room_for(bytes) && self.requests.admits(&grows)
+        store.engine.requests.has_room_for(bytes) && store.engine.requests.admits(&grows)
     }
+}
 
-    /// Where the reception of a snapshot stands that was interrupted: what [`Sender::new`](crate::Sender::new) wants.
-    /// `None`: it was not begun.
-    pub fn receive_position(&self, id: SnapshotId) -> Option<u64> {
-        self.receptions().into_iter().find(|reception| reception.id == id).map(|reception| reception.position)
+fn begin_reception(engine: &mut Engine, token: Token, info: &StreamInfo, position: u64) -> Result<(), StreamError> {
+    // What lies before its beginning must be here.
+    if position > receive_position(&engine.views.map, info.to).unwrap_or(0) {
+        return Err(StreamError::Ahead);
     }
+    if info.kind != engine.medium.volume.info.kind {
+        return Err(StreamError::Differs("it is sealed otherwise, or in another sealing domain"));
+    }
+    if info.geometry != engine.medium.volume.info.geometry {
+        return Err(StreamError::Differs("its block size or number of blocks is another"));
+    }
+    let catalogue = &engine.views.map.catalogue;
+    if catalogue.snapshot(info.to.0).is_some() {
+        return Err(StreamError::Store(OpError::NameTaken(info.name.clone())));
+    }
+    if let Some(from) = info.from.filter(|from| catalogue.snapshot(from.0).is_none()) {
+        return Err(StreamError::MissingBase(from));
+    }
+    let base = info.from.map_or(0, |from| from.0);
+    // At each beginning, also when it goes on: the volume may have been used meanwhile.
+    if !may_be_replaced(&engine.views.map, base) {
+        return Err(StreamError::Diverged);
+    }
+    let begun = catalogue.branches.iter().find(|(_, branch)| branch.receiving == info.to.0);
+    if let Some((&branch, begun)) = begun {
+        if begun.from != base {
+            return Err(StreamError::Differs("it was begun on another base"));
+        }
+        answer(engine, token, Outcome::CloneCreated { branch: BranchId(branch) });
+        return Ok(());
+    }
+    let (id, created, name) = (info.to.0, info.created_seconds, info.name.clone());
+    let begin = Change::ReceiveBegin { branch: 0, id, base, created, name };
+    submit_content(engine, token, 0, Content::Change(Box::new(begin)), 0)
+}
 
-    /// Every reception that was begun and not ended.
-    pub fn receptions(&self) -> Vec<ReceptionInfo> {
-        receptions(&self.views.map)
-    }
+fn submit_content(
+    engine: &mut Engine,
+    token: Token,
+    branch: u32,
+    content: Content,
+    bytes: usize,
+) -> Result<(), StreamError> {
+    let durable = matches!(content, Content::Change(_));
+    let request = WriteRequest::new(token, branch, content, bytes);
+    engine.writes.enqueue(&engine.medium, request.durable_if(durable))?;
+    engine.requests.accept(bytes);
+    Ok(())
+}
 
-    /// Gives up what arrived of a snapshot.
-    ///
-    /// # Errors
-    /// As a request.
-    pub fn receive_abandon(&mut self, id: SnapshotId) -> Result<(), OpError> {
-        let branch = BranchId(receiving_branch(&self.views.map, id).ok_or(OpError::NoSuchView)?);
-        self.execute(Op::CloneDelete { branch }).map(drop)
-    }
-
-    fn begin_reception(&mut self, token: Token, info: &StreamInfo, position: u64) -> Result<(), StreamError> {
-        // What lies before its beginning must be here.
-        if position > self.receive_position(info.to).unwrap_or(0) {
-            return Err(StreamError::Ahead);
-        }
-        if info.kind != self.volume.info.kind {
-            return Err(StreamError::Differs("it is sealed otherwise, or in another sealing domain"));
-        }
-        if info.geometry != self.volume.info.geometry {
-            return Err(StreamError::Differs("its block size or number of blocks is another"));
-        }
-        let catalogue = &self.views.map.catalogue;
-        if catalogue.snapshot(info.to.0).is_some() {
-            return Err(StreamError::Store(OpError::NameTaken(info.name.clone())));
-        }
-        if let Some(from) = info.from.filter(|from| catalogue.snapshot(from.0).is_none()) {
-            return Err(StreamError::MissingBase(from));
-        }
-        let base = info.from.map_or(0, |from| from.0);
-        // At each beginning, also when it goes on: the volume may have been used meanwhile.
-        if !may_be_replaced(&self.views.map, base) {
-            return Err(StreamError::Diverged);
-        }
-        let begun = catalogue.branches.iter().find(|(_, branch)| branch.receiving == info.to.0);
-        if let Some((&branch, begun)) = begun {
-            if begun.from != base {
-                return Err(StreamError::Differs("it was begun on another base"));
-            }
-            self.answer_receive(token, Outcome::CloneCreated { branch: BranchId(branch) });
-            return Ok(());
-        }
-        let (id, created, name) = (info.to.0, info.created_seconds, info.name.clone());
-        let begin = Change::ReceiveBegin { branch: 0, id, base, created, name };
-        self.submit_content(token, 0, Content::Change(Box::new(begin)), 0)
-    }
-
-    fn submit_content(&mut self, token: Token, branch: u32, content: Content, bytes: usize) -> Result<(), StreamError> {
-        let durable = matches!(content, Content::Change(_));
-        let request = WriteRequest::new(token, branch, content, bytes);
-        self.enqueue(request.durable_if(durable))?;
-        self.requests.accept(bytes);
-        Ok(())
-    }
-
-    /// Nothing is left to do for it.
-    fn answer_receive(&mut self, token: Token, outcome: Outcome) {
-        self.requests.accept(0);
-        self.requests.complete(token, 0, Ok(outcome));
-    }
+/// Nothing is left to do for it.
+fn answer(engine: &mut Engine, token: Token, outcome: Outcome) {
+    engine.requests.accept(0);
+    engine.requests.complete(token, 0, Ok(outcome));
 }
 
 impl StreamError {

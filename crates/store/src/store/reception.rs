@@ -44,6 +44,11 @@ pub(super) fn receptions(map: &BlockMap) -> Vec<ReceptionInfo> {
         .collect()
 }
 
+/// Where the reception of a snapshot stands that was interrupted; `None`: it was not begun.
+pub(super) fn receive_position(map: &BlockMap, id: SnapshotId) -> Option<u64> {
+    receptions(map).into_iter().find(|reception| reception.id == id).map(|reception| reception.position)
+}
+
 /// Whether a block of a reception is here. What is here after a crash is the beginning of what was written.
 pub(super) fn has_blocks(map: &BlockMap, branch: u32) -> bool {
     let node = map.catalogue.head(branch);

@@ -1,16 +1,13 @@
-//! The requests that were accepted and have not completed: limits, admission, completions, and the refusal of writes after a failure.
+//! The requests that were accepted and have not completed: limits, admission, completions.
 
-use strongroom_block::{Token, VolumeId};
+use strongroom_block::Token;
 
 use super::memory::Admission;
 use crate::op::{Completion, Op, OpError, Outcome};
 use crate::options::OpenOptions;
-use crate::recover::Damage;
 
 /// Accepted requests and their completions.
 pub(super) struct Requests {
-    /// For messages.
-    volume_id: VolumeId,
     ops_max: usize,
     bytes_max: usize,
     admission: Admission,
@@ -18,24 +15,17 @@ pub(super) struct Requests {
     bytes_in_flight: usize,
     /// Completions that were not polled.
     done: Vec<Completion>,
-    /// Why writes are refused, once a write or sync failed.
-    refused: Option<String>,
-    /// Why the store is open read-only.
-    damage: Option<Damage>,
 }
 
 impl Requests {
-    pub(super) fn new(volume_id: VolumeId, options: &OpenOptions) -> Requests {
+    pub(super) fn new(options: &OpenOptions) -> Requests {
         Requests {
-            volume_id,
             ops_max: options.queue_ops_max,
             bytes_max: options.queue_bytes_max.max(Op::READ_BYTES_MAX),
             admission: Admission::default(),
             ops_in_flight: 0,
             bytes_in_flight: 0,
             done: Vec::new(),
-            refused: None,
-            damage: None,
         }
     }
 
@@ -50,10 +40,6 @@ impl Requests {
 
     pub(super) fn set_admission(&mut self, admission: Admission) {
         self.admission = admission;
-    }
-
-    pub(super) fn admission(&self) -> Admission {
-        self.admission
     }
 
     /// A request is accepted.
@@ -97,46 +83,5 @@ impl Requests {
 
     pub(super) fn bytes_in_flight(&self) -> usize {
         self.bytes_in_flight
-    }
-
-    /// From here on nothing more is written until the store is reopened.
-    pub(super) fn refuse_writes(&mut self, what: &str, error: &std::io::Error) {
-        if self.refused.is_none() {
-            tracing::error!(volume = %self.volume_id, %error, "{what} failed: refusing writes until reopened");
-            self.refused = Some(format!("{what} failed: {error}"));
-        }
-    }
-
-    /// The store is open read-only because of damage.
-    pub(super) fn set_damage(&mut self, damage: Damage) {
-        self.refused = Some("the log is damaged and the store was opened read-only".to_owned());
-        self.damage = Some(damage);
-    }
-
-    pub(super) fn damage(&self) -> Option<&Damage> {
-        self.damage.as_ref()
-    }
-
-    pub(super) fn is_refused(&self) -> bool {
-        self.refused.is_some()
-    }
-
-    /// Why writes are refused.
-    pub(super) fn refusal_reason(&self) -> Option<&str> {
-        self.refused.as_deref()
-    }
-
-    /// The answer to a write while writes are refused.
-    pub(super) fn refusal(&self) -> OpError {
-        if self.damage.is_some() {
-            return OpError::ReadOnly;
-        }
-        OpError::WritesRefused { reason: self.refused.clone().unwrap_or_default() }
-    }
-
-    /// # Errors
-    /// The refusal, if writes are refused.
-    pub(super) fn check_writable(&self) -> Result<(), OpError> {
-        if self.is_refused() { Err(self.refusal()) } else { Ok(()) }
     }
 }

@@ -4,12 +4,13 @@
 use std::collections::VecDeque;
 use std::io;
 
-use super::access::LogAccess;
+use super::access::LogMedium;
 use super::io::Purpose;
 use super::policy::SegmentCounts;
 use super::table::{TableWriter, Tables};
 use super::volume::Volume;
 use crate::backend::Io;
+use crate::catalogue::Catalogue;
 use crate::segments::Segments;
 use crate::unit::TABLE_ROW;
 
@@ -80,7 +81,7 @@ pub(super) struct Round {
     is_blocked: bool,
     /// What is being written.
     pub(super) tables: TableWriter,
-    /// The length of the catalogue.
+    /// The length of the catalogue; 0 if it says nothing.
     catalogue_bytes: u64,
     /// The newest durable tables.
     named: Tables,
@@ -139,9 +140,9 @@ impl Round {
         (self.dying.len() + self.releasing.len()) as u32 + self.discards_in_flight
     }
 
-    /// The catalogue has this length now; 0 if it says nothing.
-    pub(super) fn set_catalogue_bytes(&mut self, bytes: u64) {
-        self.catalogue_bytes = bytes;
+    /// The catalogue may be longer than it was.
+    pub(super) fn note_catalogue(&mut self, catalogue: &Catalogue) {
+        self.catalogue_bytes = if catalogue.is_trivial() { 0 } else { catalogue.encode().len() as u64 };
     }
 
     /// 4 KiB blocks of the two tables of a round.
@@ -308,24 +309,24 @@ impl Round {
 
     /// Frees segments that nothing reads any more; gives the space of all but `warm_max` back to the host, a few segments at a time.
     /// Whether anything was begun, and how many segments are free at once.
-    pub(super) fn free_segments(&mut self, access: &mut LogAccess<'_>, warm_max: usize) -> (bool, u32) {
+    pub(super) fn free_segments(&mut self, medium: &mut LogMedium, warm_max: usize) -> (bool, u32) {
         let (mut progress, mut freed) = (false, 0);
         for _ in 0..self.releasing.len() {
             let Some(segment) = self.releasing.pop_front() else { break };
-            let entry = access.segments.segment(segment);
+            let entry = medium.segments.segment(segment);
             if entry.pins > 0 {
                 self.releasing.push_back(segment);
                 continue;
             }
-            if entry.whole && access.segments.warm_count() < warm_max {
-                access.segments.release(segment, true);
+            if entry.whole && medium.segments.warm_count() < warm_max {
+                medium.segments.release(segment, true);
                 freed += 1;
             } else if self.discards_in_flight < DISCARDS_MAX {
                 self.discards_in_flight += 1;
-                let offset = access.volume.layout.segment_at(segment);
-                access
+                let offset = medium.volume.layout.segment_at(segment);
+                medium
                     .io
-                    .start(Purpose::Discard { segment }, Io::Discard { offset, len: access.volume.segment_bytes() });
+                    .start(Purpose::Discard { segment }, Io::Discard { offset, len: medium.volume.segment_bytes() });
             } else {
                 self.releasing.push_front(segment);
                 break;

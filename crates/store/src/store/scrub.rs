@@ -10,6 +10,8 @@ use strongroom_block::{Buffer, BufferMut, Lba};
 use super::access::ReadAccess;
 use super::io::{IoResult, Purpose};
 use super::live::{Live, Pieces, live_of};
+use super::read_parts::{Owner, Wanted};
+use super::reader::Reader;
 use crate::backend::Io;
 use crate::catalogue::NodeId;
 use crate::index::Version;
@@ -110,7 +112,7 @@ impl Scrub {
 
     /// Begins to read the next segment that was written.
     pub(super) fn begin_segment(&mut self, access: &mut ReadAccess<'_>) {
-        let count = access.volume.layout.segments;
+        let count = access.medium.volume.layout.segments;
         for _ in 0..SEARCHED_PER_POLL {
             if self.done >= count {
                 self.done = 0;
@@ -121,10 +123,10 @@ impl Scrub {
             let segment = ((self.start % u64::from(count) + u64::from(self.done)) % u64::from(count)) as u32;
             self.done += 1;
             steps::count(1);
-            let entry = access.segments.segment(segment);
+            let entry = access.medium.segments.segment(segment);
             if entry.state == SegmentState::Closed && entry.end > 0 {
                 let (reopened, len) = (entry.reopened, entry.end as usize * RECORD_BLOCK);
-                access.segments.pin(segment);
+                access.medium.segments.pin(segment);
                 self.read_piece(access, SegmentRead { segment, reopened, len, pieces: Vec::new() });
                 return;
             }
@@ -134,9 +136,9 @@ impl Scrub {
     fn read_piece(&mut self, access: &mut ReadAccess<'_>, read: SegmentRead) {
         let at = read.pieces.len() * self.piece_bytes;
         let buffer = BufferMut::to_fill(self.piece_bytes.min(read.len - at));
-        let offset = access.volume.layout.segment_at(read.segment) + at as u64;
+        let offset = access.medium.volume.layout.segment_at(read.segment) + at as u64;
         self.reading = Some(read);
-        access.io.start(Purpose::Scrub, Io::Read { offset, buffer });
+        access.medium.io.start(Purpose::Scrub, Io::Read { offset, buffer });
     }
 
     /// A piece of the segment was read. `stopped`: the store is being closed or erased.
@@ -147,20 +149,21 @@ impl Scrub {
             return self.read_piece(access, read);
         }
         let SegmentRead { segment, reopened, len, pieces } = read;
-        access.segments.unpin(segment);
-        if stopped || access.segments.segment(segment).reopened != reopened {
+        access.medium.segments.unpin(segment);
+        if stopped || access.medium.segments.segment(segment).reopened != reopened {
             // Written to while it was read. The next pass reads it.
             return;
         }
         let read = result.map_err(|error| error.to_string());
         let live = read.and_then(|()| {
             let bytes = Pieces::new(pieces, self.piece_bytes, len);
-            live_of(segment, &bytes, access.map, access.segments, access.volume).map(|live| (bytes, live))
+            live_of(segment, &bytes, access.map, &access.medium.segments, &access.medium.volume)
+                .map(|live| (bytes, live))
         });
         match live {
             Ok((bytes, live)) => self.verify(access, &bytes, &live),
             Err(reason) => {
-                let volume = access.volume.info.volume_id;
+                let volume = access.medium.volume.info.volume_id;
                 tracing::error!(%volume, segment, reason, "scrubbing found a damaged segment");
                 self.search = Some(BlockSearch { segment, at: SearchAt::Index { node: 0, lba: 0 } });
             }
@@ -171,29 +174,32 @@ impl Scrub {
         self.bytes += bytes.len() as u64;
         for live in live {
             let &Live::Block { lba, item_at, data_at, .. } = live else { continue };
-            if bytes.block(item_at, data_at, access.volume).is_none() {
-                let volume = access.volume.info.volume_id;
+            if bytes.block(item_at, data_at, &access.medium.volume).is_none() {
+                let volume = access.medium.volume.info.volume_id;
                 tracing::error!(%volume, lba, "scrubbing found a bad block: it does not match its checksum");
                 self.note(lba);
             }
         }
     }
 
-    /// Goes on with the search through a damaged segment, a slice in each poll: returns versions in it, each of which is to be read by
-    /// itself. `None`: there is nothing to do now.
-    pub(super) fn advance(&mut self, map: &BlockMap, layout: &Layout, stopped: bool) -> Option<Vec<(u64, Version)>> {
+    /// Goes on with the search through a damaged segment, a slice in each poll: every version in it is read by itself. Whether anything was
+    /// done.
+    pub(super) fn advance(&mut self, access: &mut ReadAccess<'_>, reader: &mut Reader, stopped: bool) -> bool {
         if !self.may_search || self.block_reads > 0 {
-            return None;
+            return false;
         }
         if stopped {
             self.search = None;
         }
-        let search = self.search.take()?;
+        let Some(search) = self.search.take() else { return false };
         self.may_search = false;
-        let (here, next) = search.next(map, layout);
+        let (here, next) = search.next(access.map, &access.medium.volume.layout);
         self.search = next.map(|at| BlockSearch { at, ..search });
         self.block_reads += here.len();
-        Some(here)
+        for version in here {
+            reader.start_versions(access, Owner::Scrub, &[version], Wanted::DataOfMedium);
+        }
+        true
     }
 
     pub(super) fn block_read(&mut self, extents: Result<Vec<Extent>, OpError>) {

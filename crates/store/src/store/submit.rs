@@ -1,184 +1,78 @@
-//! Accepting requests: each is checked against the contract of `Op` and the limits, then read, queued or answered.
+//! Checks of requests against the contract of [`Op`] and its limits, and the writes that are made of them.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Token};
 
-use super::Store;
-use super::read_parts::{Owner, Wanted};
 use super::request::{Addresses, Content, Gate, WriteRequest};
 use super::volume::Volume;
-use crate::catalogue::NodeId;
-use crate::op::{Op, OpError, Origin, Outcome};
-use crate::view::{BranchId, View};
+use crate::op::{Op, OpError};
 
-/// Upper bound on versions that one request with feedback releases.
-const RELEASED_PER_REQUEST: usize = 16384;
-
-impl Store {
-    /// Accepts a request. Writes are worked on in the next [`Store::poll_completions`], so that requests submitted
-    /// together share one append. Every request completes, once. `token` must be unique among requests in flight.
-    ///
-    /// Requests in flight at the same time are not ordered among each other, but a write that completed is seen by every
-    /// read submitted afterwards.
-    pub fn submit(&mut self, token: Token, op: Op) {
-        self.submit_to(token, View::default(), op);
-    }
-
-    /// As [`Store::submit`], addressed to a branch or a snapshot. A flush is always of everything.
-    pub fn submit_to(&mut self, token: Token, view: View, op: Op) {
-        let bytes = op_bytes(&op, self.volume.block_bytes());
-        if !self.requests.has_room_for(bytes) || !self.requests.admits(&op) {
-            self.requests.reject(token, OpError::Busy);
-            return;
+/// The write that a request asks for. `writable`: the branch that is written, or why nothing is.
+///
+/// # Errors
+/// [`OpError::Misuse`], [`OpError::OutOfRange`], or why nothing is written.
+pub(super) fn write_of(
+    volume: &Volume,
+    token: Token,
+    writable: Result<u32, OpError>,
+    op: Op,
+    bytes: usize,
+) -> Result<WriteRequest, OpError> {
+    let is_sealed = volume.is_sealed();
+    let request = |branch, content| WriteRequest::new(token, branch, content, bytes);
+    Ok(match op {
+        Op::Write { lba, data, records, fua, origin } => {
+            let content = blocks(volume, lba, data, &records)?;
+            request(writable?, content).durable_if(fua).named(origin)
         }
-        self.requests.accept(bytes);
-        if let Err(error) = self.take_in(token, view, op, bytes) {
-            self.requests.complete(token, bytes, Err(error));
+        Op::ConditionalWrite { lba, expected, data, record, fua, origin } => {
+            check(is_sealed, "a write on condition of a stamp to a plain unit")?;
+            let content = blocks(volume, lba, data, &[record])?;
+            request(writable?, content).durable_if(fua).when(Gate::Stamp { expected }).named(origin)
         }
-    }
+        Op::CompareAndWrite { lba, compare, data, fua } => {
+            check(!is_sealed, "a comparison of data on a sealed unit")?;
+            check(compare.len() == data.len(), "a comparison with another length than the data")?;
+            let content = blocks(volume, lba, vec![data], &[])?;
+            request(writable?, content).durable_if(fua).when(Gate::Compare(compare))
+        }
+        Op::Hole { holes, origin } => {
+            check(is_sealed, "sealed holes for a plain unit")?;
+            check((1..=Op::HOLES_MAX).contains(&holes.len()), "none or too many holes")?;
+            let holes = holes.into_iter().map(|hole| sealed_hole(volume, hole)).collect::<Result<Vec<_>, _>>()?;
+            request(writable?, Content::Holes(holes)).named(origin)
+        }
+        Op::ConditionalHole { hole, origin } => {
+            check(is_sealed, "sealed holes for a plain unit")?;
+            let content = Content::Holes(vec![sealed_hole(volume, hole)?]);
+            request(writable?, content).when(Gate::Absent).named(origin)
+        }
+        Op::RegisterAttachment { attach_id } => {
+            check(is_sealed, "an attach id of a plain unit")?;
+            request(writable?, Content::Register(attach_id)).durable_if(true)
+        }
+        Op::Discard { lba, count } => {
+            check(!is_sealed, "an unsealed hole for a sealed unit")?;
+            check_range(volume, lba, count)?;
+            request(writable?, Content::Holes(vec![(lba.0, count, None)]))
+        }
+        _ => unreachable!("not a write"),
+    })
+}
 
-    fn take_in(&mut self, token: Token, view: View, op: Op, bytes: usize) -> Result<(), OpError> {
-        if let Some(answer) = self.answer_while_erasing(token, &op, bytes) {
-            return answer;
-        }
-        let shown = self.opening.options.planted.shown(token, view, matches!(op, Op::Read { .. }));
-        let node = self.views.map.catalogue.node(shown).ok_or(OpError::NoSuchView)?;
-        let writable = match view {
-            View::Head(BranchId(branch)) => Ok(branch),
-            View::Snapshot(_) => Err(OpError::ReadOnly),
-        };
-        match op {
-            Op::Read { .. } | Op::ReadMedium { .. } | Op::ReadRuns { .. } | Op::ReadVersion { .. } => {
-                self.take_in_read(token, node, op, bytes)
-            }
-            Op::Write { .. }
-            | Op::ConditionalWrite { .. }
-            | Op::CompareAndWrite { .. }
-            | Op::Hole { .. }
-            | Op::ConditionalHole { .. }
-            | Op::RegisterAttachment { .. }
-            | Op::Discard { .. } => self.take_in_write(token, writable, op, bytes),
-            Op::Flush => {
-                self.requests.check_writable()?;
-                self.answer_when_durable(self.log.head.completed_lsn, token, bytes, Outcome::Flushed);
-                Ok(())
-            }
-            Op::Verified { pairs } => {
-                check(pairs.len() <= Op::VERIFIED_MAX, "more than Op::VERIFIED_MAX pairs of feedback")?;
-                let (mut fuel, mut released) = (RELEASED_PER_REQUEST, 0);
-                for (lba, sequence) in pairs {
-                    let pair = (lba.0, sequence.0);
-                    let (map, segments) = (&mut self.views.map, &mut self.segments);
-                    released += self.views.retention.verified(map, segments, node, pair, &mut fuel);
-                }
-                self.requests.complete(token, bytes, Ok(Outcome::Verified { released }));
-                Ok(())
-            }
-            Op::Grow { blocks } => self.start_grow(token, blocks, bytes),
-            Op::Erase => self.start_erase(token, writable?, bytes, false),
-            Op::CryptoErase => self.start_erase(token, writable?, bytes, true),
-            Op::SnapshotCreate { .. }
-            | Op::SnapshotDelete { .. }
-            | Op::Rollback { .. }
-            | Op::CloneCreate { .. }
-            | Op::CloneDelete { .. } => self.take_in_change(token, writable?, op, bytes),
-        }
+/// Checks the ranges of a read.
+pub(super) fn check_runs(volume: &Volume, runs: &[(Lba, u32)]) -> Result<(), OpError> {
+    for &(lba, count) in runs {
+        check_range(volume, lba, u64::from(count))?;
     }
-
-    fn take_in_read(&mut self, token: Token, node: NodeId, op: Op, bytes: usize) -> Result<(), OpError> {
-        let owner = Owner::Caller { token, bytes };
-        let (runs, wanted) = match op {
-            Op::Read { lba, count } => (&[(lba, count)][..], Wanted::Data),
-            Op::ReadMedium { lba, count } => (&[(lba, count)][..], Wanted::DataOfMedium),
-            Op::ReadRuns { ref runs } => {
-                check((1..=Op::RUNS_MAX).contains(&runs.len()), "none or too many ranges")?;
-                (&runs[..], Wanted::Data)
-            }
-            Op::ReadVersion { lba, older_than } => {
-                check_range(&self.volume, lba, 1)?;
-                let below = if older_than.0 == 0 { u64::MAX } else { older_than.0 };
-                self.start_version_read(owner, node, lba.0, below);
-                return Ok(());
-            }
-            _ => unreachable!("not a read"),
-        };
-        for &(lba, count) in runs {
-            check_range(&self.volume, lba, u64::from(count))?;
-        }
-        let count: u64 = runs.iter().map(|&(_, count)| u64::from(count)).sum();
-        check(count <= u64::from(Op::READ_BLOCKS_MAX), "more than Op::READ_BLOCKS_MAX blocks in one read")?;
-        let len = count * u64::from(self.volume.layout.block_bytes);
-        check(len <= Op::READ_BYTES_MAX as u64, "more than Op::READ_BYTES_MAX bytes in one read")?;
-        self.start_read(owner, node, runs, wanted);
-        Ok(())
-    }
-
-    /// `writable`: the branch that is written, or why nothing is.
-    fn take_in_write(
-        &mut self,
-        token: Token,
-        writable: Result<u32, OpError>,
-        op: Op,
-        bytes: usize,
-    ) -> Result<(), OpError> {
-        let (volume, is_sealed) = (&self.volume, self.volume.is_sealed());
-        let request = |branch, content| WriteRequest::new(token, branch, content, bytes);
-        let request = match op {
-            Op::Write { lba, data, records, fua, origin } => {
-                let content = blocks(volume, lba, data, &records)?;
-                request(writable?, content).durable_if(fua).named(origin)
-            }
-            Op::ConditionalWrite { lba, expected, data, record, fua, origin } => {
-                check(is_sealed, "a write on condition of a stamp to a plain unit")?;
-                let content = blocks(volume, lba, data, &[record])?;
-                request(writable?, content).durable_if(fua).when(Gate::Stamp { expected }).named(origin)
-            }
-            Op::CompareAndWrite { lba, compare, data, fua } => {
-                check(!is_sealed, "a comparison of data on a sealed unit")?;
-                check(compare.len() == data.len(), "a comparison with another length than the data")?;
-                let content = blocks(volume, lba, vec![data], &[])?;
-                request(writable?, content).durable_if(fua).when(Gate::Compare(compare))
-            }
-            Op::Hole { holes, origin } => {
-                check(is_sealed, "sealed holes for a plain unit")?;
-                check((1..=Op::HOLES_MAX).contains(&holes.len()), "none or too many holes")?;
-                let holes = holes.into_iter().map(|hole| sealed_hole(volume, hole)).collect::<Result<Vec<_>, _>>()?;
-                request(writable?, Content::Holes(holes)).named(origin)
-            }
-            Op::ConditionalHole { hole, origin } => {
-                check(is_sealed, "sealed holes for a plain unit")?;
-                let content = Content::Holes(vec![sealed_hole(volume, hole)?]);
-                request(writable?, content).when(Gate::Absent).named(origin)
-            }
-            Op::RegisterAttachment { attach_id } => {
-                check(is_sealed, "an attach id of a plain unit")?;
-                request(writable?, Content::Register(attach_id)).durable_if(true)
-            }
-            Op::Discard { lba, count } => {
-                check(!is_sealed, "an unsealed hole for a sealed unit")?;
-                check_range(volume, lba, count)?;
-                request(writable?, Content::Holes(vec![(lba.0, count, None)]))
-            }
-            _ => unreachable!("not a write"),
-        };
-        self.enqueue(request)
-    }
-
-    /// Queues a write.
-    pub(super) fn enqueue(&mut self, request: WriteRequest) -> Result<(), OpError> {
-        self.requests.check_writable()?;
-        if let Some(Origin { operation, .. }) = request.origin {
-            check(self.volume.is_sealed(), "an operation of a plain unit")?;
-            let fits = operation.counter.checked_add(request.asked).is_some() && request.asked > 0;
-            check(fits, "an operation without blocks, or with counters beyond their end")?;
-        }
-        self.writes.push(request);
-        Ok(())
-    }
+    let count: u64 = runs.iter().map(|&(_, count)| u64::from(count)).sum();
+    check(count <= u64::from(Op::READ_BLOCKS_MAX), "more than Op::READ_BLOCKS_MAX blocks in one read")?;
+    let len = count * u64::from(volume.layout.block_bytes);
+    check(len <= Op::READ_BYTES_MAX as u64, "more than Op::READ_BYTES_MAX bytes in one read")
 }
 
 /// What a request counts against the limit of requests, in bytes: the memory that it takes until it completes.
-fn op_bytes(op: &Op, block_bytes: usize) -> usize {
+pub(super) fn op_bytes(op: &Op, block_bytes: usize) -> usize {
     // What is more than a read may ask for is refused as such.
     let read_bytes = |blocks: usize| blocks.saturating_mul(block_bytes).min(Op::READ_BYTES_MAX);
     match op {
@@ -195,11 +89,11 @@ fn op_bytes(op: &Op, block_bytes: usize) -> usize {
     }
 }
 
-fn check(holds: bool, otherwise: &'static str) -> Result<(), OpError> {
+pub(super) fn check(holds: bool, otherwise: &'static str) -> Result<(), OpError> {
     if holds { Ok(()) } else { Err(OpError::Misuse(otherwise)) }
 }
 
-fn check_range(volume: &Volume, lba: Lba, count: u64) -> Result<(), OpError> {
+pub(super) fn check_range(volume: &Volume, lba: Lba, count: u64) -> Result<(), OpError> {
     check(count > 0, "no blocks")?;
     if volume.info.geometry.contains(lba, count) { Ok(()) } else { Err(OpError::OutOfRange { lba, count }) }
 }

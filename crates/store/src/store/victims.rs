@@ -107,14 +107,15 @@ impl Victims {
 
     /// Adds a segment as the last victim.
     pub(super) fn add(&mut self, access: &mut ReadAccess<'_>, segment: u32) {
-        access.segments.pin(segment);
-        let entry = access.segments.segment(segment);
+        access.medium.segments.pin(segment);
+        let entry = access.medium.segments.segment(segment);
         let (reopened, len) = (entry.reopened, entry.end as usize * RECORD_BLOCK);
         self.read_bytes += len as u64;
-        let (piece_bytes, pieces, next) = match access.io.share(access.volume.layout.segment_at(segment), len) {
-            Some(bytes) => (len, vec![Some(bytes)], 1),
-            None => (self.piece_bytes, vec![None; len.div_ceil(self.piece_bytes)], 0),
-        };
+        let (piece_bytes, pieces, next) =
+            match access.medium.io.share(access.medium.volume.layout.segment_at(segment), len) {
+                Some(bytes) => (len, vec![Some(bytes)], 1),
+                None => (self.piece_bytes, vec![None; len.div_ceil(self.piece_bytes)], 0),
+            };
         self.victims.push_back(Victim {
             segment,
             reopened,
@@ -139,8 +140,8 @@ impl Victims {
             victim.next += 1;
             victim.in_flight += 1;
             self.in_flight += 1;
-            let offset = access.volume.layout.segment_at(segment) + at as u64;
-            access.io.start(Purpose::Compact { segment, piece }, Io::Read { offset, buffer });
+            let offset = access.medium.volume.layout.segment_at(segment) + at as u64;
+            access.medium.io.start(Purpose::Compact { segment, piece }, Io::Read { offset, buffer });
             progress = true;
         }
         progress

@@ -1,24 +1,21 @@
 //! Snapshots, clones and rollbacks: changes of the catalogue are queued like writes, each in a group of its own; what no
 //! view needs afterwards is merged or dropped in slices.
 
-use strongroom_block::{Lba, Token};
+use strongroom_block::{Lba, StoreSequence};
 
-use super::Store;
+use super::access::LogMedium;
 use super::hiding::Hiding;
-use super::request::{Content, WriteRequest};
+use super::requests::Requests;
 use super::retention::Retention;
-use super::volume::Volume;
 use crate::catalogue::{Change, NodeId};
 use crate::map::{BlockMap, Gone};
 use crate::op::{Op, OpError};
 use crate::segments::Segments;
-use crate::versions::Unverified;
-use crate::view::{BranchId, BranchInfo, SnapshotId, SnapshotInfo};
 
 /// How many blocks or holes of nodes are merged or dropped in one poll.
 const MERGED_PER_POLL: usize = 4096;
-/// Upper bound on older versions that one search for unverified blocks looks at.
-const VERSIONS_SEARCHED_MAX: usize = 16 * 1024;
+/// Upper bound on versions that one request with feedback releases.
+const RELEASED_PER_REQUEST: usize = 16384;
 
 /// The views of a volume: the map of what each has, the versions retained for them, and what holes have still to hide.
 pub(super) struct Views {
@@ -44,23 +41,78 @@ impl Views {
     }
 
     /// Evicts retained versions over the budget, a slice of them; whether there are more.
-    pub(super) fn evict(&mut self, segments: &mut Segments, volume: &Volume) -> bool {
-        self.retention.evict(&mut self.map, segments, volume)
+    pub(super) fn evict(&mut self, medium: &mut LogMedium) -> bool {
+        self.retention.evict(&mut self.map, &mut medium.segments, &medium.volume)
     }
 
-    /// Hides what holes cover, as much as this poll allows; whether that was anything.
-    pub(super) fn advance_hiding(&mut self, segments: &mut Segments, volume: &Volume) -> bool {
-        self.hiding.advance(&mut self.map, segments, &mut self.retention, volume)
+    /// Hides what holes cover, as much as this poll allows, and answers requests for holes; whether that was anything.
+    pub(super) fn advance_hiding(&mut self, requests: &mut Requests, medium: &mut LogMedium) -> bool {
+        let LogMedium { segments, volume, .. } = medium;
+        let mut progress = self.hiding.advance(&mut self.map, segments, &mut self.retention, volume);
+        while let Some(finished) = self.hiding.next_answered() {
+            requests.complete(finished.token, finished.bytes, finished.answer());
+            progress = true;
+        }
+        progress
+    }
+
+    /// Feedback of a reader on blocks of a view, as pairs of block and sequence. Returns the number of versions that it released.
+    pub(super) fn verified(&mut self, segments: &mut Segments, node: NodeId, pairs: Vec<(Lba, StoreSequence)>) -> u64 {
+        let mut fuel = RELEASED_PER_REQUEST;
+        let mut released = 0;
+        for (lba, sequence) in pairs {
+            released += self.retention.verified(&mut self.map, segments, node, (lba.0, sequence.0), &mut fuel);
+        }
+        released
+    }
+
+    /// # Errors
+    /// [`OpError::Depended`] if there is more than the volume itself.
+    pub(super) fn check_none(&self) -> Result<(), OpError> {
+        let catalogue = &self.map.catalogue;
+        if catalogue.snapshots.is_empty() && catalogue.branches.len() == 1 {
+            return Ok(());
+        }
+        let depended = "the volume has snapshots or clones (or one is being received), and an erase would leave nothing of \
+                        them; delete those first";
+        Err(OpError::Depended(depended))
+    }
+
+    /// The change of the catalogue that a request asks for.
+    ///
+    /// # Errors
+    /// [`OpError::Misuse`] if it asks for another thing.
+    pub(super) fn change_of(&mut self, op: Op, branch: u32, created: u64, open_id: u64) -> Result<Change, OpError> {
+        Ok(match op {
+            Op::SnapshotCreate { name } => {
+                Change::SnapshotCreate { id: self.new_snapshot_id(open_id), branch, created, name }
+            }
+            Op::SnapshotDelete { id } => Change::SnapshotDelete { id: id.0 },
+            Op::Rollback { to } => Change::Rollback { to: to.0 },
+            Op::CloneCreate { from, name, volume_id } => {
+                Change::CloneCreate { branch: 0, from: from.0, created, volume_id, name }
+            }
+            Op::CloneDelete { branch } => Change::CloneDelete { branch: branch.0 },
+            _ => return Err(OpError::Misuse("no change of the catalogue")),
+        })
+    }
+
+    /// Retained versions make way for a request: whether the limit is lower than before, and whether any were dropped.
+    pub(super) fn drop_versions(&mut self, medium: &mut LogMedium) -> (bool, bool) {
+        let before = self.map.versions.len();
+        let is_lower = self.retention.lower_limit(&self.map, &medium.volume);
+        let any = self.evict(medium) || self.map.versions.len() < before;
+        (is_lower, any)
     }
 
     /// Whether nodes are to be merged or dropped.
-    fn has_merging(&self) -> bool {
+    pub(super) fn has_merging(&self) -> bool {
         !self.map.catalogue.is_trivial() && self.map.has_work()
     }
 
     /// Merges and drops nodes, a slice; whether there is more to do.
-    fn merge_nodes(&mut self, segments: &mut Segments, volume: &Volume) -> bool {
-        let excess = self.evict(segments, volume);
+    pub(super) fn merge_nodes(&mut self, medium: &mut LogMedium) -> bool {
+        let excess = self.evict(medium);
         if self.map.catalogue.is_trivial() {
             return excess;
         }
@@ -69,6 +121,7 @@ impl Views {
         }
         let mut gone = Vec::new();
         self.map.work(MERGED_PER_POLL, &mut gone);
+        let LogMedium { segments, volume, .. } = &mut *medium;
         for gone in gone {
             match gone {
                 Gone::Block { branch: Some(branch), lba, version } if volume.is_sealed() => {
@@ -78,91 +131,6 @@ impl Views {
                 Gone::Hole(hole) => segments.sub_live(hole.place.segment, hole.live_bytes()),
             }
         }
-        self.evict(segments, volume) || self.map.has_work()
-    }
-}
-
-impl Store {
-    /// Every snapshot, in the order in which they were taken.
-    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
-        let catalogue = &self.views.map.catalogue;
-        let weight = self.volume.layout.live_block_bytes();
-        let info = |snapshot: &crate::catalogue::Snapshot| {
-            let table = self.views.map.table(snapshot.node);
-            SnapshotInfo {
-                id: SnapshotId(snapshot.id),
-                name: snapshot.name.clone(),
-                branch: BranchId(snapshot.branch),
-                created_seconds: snapshot.created,
-                bytes_written: table.index.len() * weight,
-                clones: catalogue.clones_of(snapshot.id),
-            }
-        };
-        catalogue.snapshots.iter().map(info).collect()
-    }
-
-    /// A number that changes whenever the contents of a branch are replaced (a rollback, a reception), and only then: not with writes, and not
-    /// with snapshots that are taken or deleted. It orders nothing. `None`: there is no such branch.
-    pub fn image_of(&self, branch: BranchId) -> Option<u64> {
-        self.views.map.catalogue.unbroken_since(branch.0)
-    }
-
-    /// The volume and every clone.
-    pub fn branches(&self) -> Vec<BranchInfo> {
-        let weight = self.volume.layout.live_block_bytes();
-        let own = self.views.map.catalogue.branches.iter().filter(|(_, branch)| branch.receiving == 0);
-        own.map(|(&id, branch)| BranchInfo {
-            id: BranchId(id),
-            name: branch.name.clone(),
-            volume_id: branch.volume_id,
-            from: Some(SnapshotId(branch.from)).filter(|from| from.0 != 0),
-            created_seconds: branch.created,
-            bytes_written: self.views.map.table(branch.node).index.len() * weight,
-            is_kept: self.is_kept(branch.node),
-        })
-        .collect()
-    }
-
-    /// Whether nothing was written to the node of a branch, neither blocks nor holes, and a snapshot has what is below it.
-    fn is_kept(&self, node: NodeId) -> bool {
-        let (catalogue, table) = (&self.views.map.catalogue, self.views.map.table(node));
-        let is_empty = table.index.len() == 0 && table.holes.len() == 0;
-        let has_snapshot = |parent| catalogue.snapshots.iter().any(|snapshot| snapshot.node == parent);
-        is_empty && catalogue.parent(node).is_none_or(has_snapshot)
-    }
-
-    /// Takes in a change of the catalogue. Its answer waits until it is durable.
-    pub(super) fn take_in_change(&mut self, token: Token, branch: u32, op: Op, bytes: usize) -> Result<(), OpError> {
-        let created = (self.opening.options.clock_seconds)();
-        let change = match op {
-            Op::SnapshotCreate { name } => {
-                Change::SnapshotCreate { id: self.views.new_snapshot_id(self.log.head.open_id), branch, created, name }
-            }
-            Op::SnapshotDelete { id } => Change::SnapshotDelete { id: id.0 },
-            Op::Rollback { to } => Change::Rollback { to: to.0 },
-            Op::CloneCreate { from, name, volume_id } => {
-                Change::CloneCreate { branch: 0, from: from.0, created, volume_id, name }
-            }
-            Op::CloneDelete { branch } => Change::CloneDelete { branch: branch.0 },
-            _ => return Err(OpError::Misuse("no change of the catalogue")),
-        };
-        self.enqueue(WriteRequest::new(token, branch, Content::Change(Box::new(change)), bytes).durable_if(true))
-    }
-
-    /// Whether nodes are being merged or dropped, or are going to be: that frees space.
-    pub(super) fn nodes_go_on(&self) -> bool {
-        !self.durability.round.is_opening() && !self.requests.is_refused() && self.views.has_merging()
-    }
-
-    /// Merges and drops nodes, a slice; whether there is more to do.
-    pub(super) fn merge_views(&mut self) -> bool {
-        let halted = self.durability.round.is_opening() || self.requests.is_refused();
-        !halted && self.views.merge_nodes(&mut self.segments, &self.volume)
-    }
-
-    /// What to verify next: blocks of a branch, from `from` on and at most `blocks_max`, of each of which an older version is retained
-    /// that feedback could release.
-    pub fn unverified(&self, branch: BranchId, from: Lba, blocks_max: u32) -> Unverified {
-        self.views.map.versions.run_from(branch.0, from.0, blocks_max, VERSIONS_SEARCHED_MAX)
+        self.evict(medium) || self.map.has_work()
     }
 }

@@ -3,7 +3,7 @@
 use crate::root_args::RootArgs;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use strongroom_store::Store;
+use strongroom_store::CheckReport;
 
 /// Read everything that a volume's store holds and check it against its checksums. Nothing is changed.
 #[derive(Args)]
@@ -28,7 +28,7 @@ pub(crate) fn check(args: &CheckArgs) -> Result<()> {
         bail!("'{}' is a clone, its blocks lie in the store of '{}'; check that", args.name, clone.volume);
     }
     let bar = super::store::progress_bar(false);
-    let report = Store::check_telling(&store, &mut |done, total| {
+    let report = CheckReport::of(&store, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });

@@ -118,7 +118,8 @@ pub(crate) fn receive(args: &ReceiveArgs) -> Result<()> {
     let received = receive_all(args, &mut volume, &info, &start, input.as_mut(), &bar);
     bar.finish_and_clear();
     let noted = volume.note();
-    let rest = volume.store().receptions().iter().find(|reception| reception.id == info.to).map(StreamPosition::from);
+    let rest =
+        volume.store().index().receptions().iter().find(|reception| reception.id == info.to).map(StreamPosition::from);
     volume.close()?;
     let bytes = received.with_context(|| not_received(args, &info, rest))?;
     noted?;
@@ -294,12 +295,12 @@ fn take(
     receiver: &mut Receiver,
     bytes: &[u8],
 ) -> Result<()> {
-    let Err(error) = volume.store().receive(receiver, bytes) else { return Ok(()) };
+    let Err(error) = receiver.receive(volume.store(), bytes) else { return Ok(()) };
     let name = &args.name;
     if receiver.is_done() {
         bail!("the snapshot '{}' is here, but more follows in the stream, which was not taken: {error}", info.name);
     }
-    let snapshots = volume.store().snapshots();
+    let snapshots = volume.store().index().snapshots();
     let known = |id: SnapshotId| snapshots.iter().find(|snapshot| snapshot.id == id).map(|snapshot| &snapshot.name);
     let here = volume.store().info().clone();
     Err(match error {
@@ -360,10 +361,10 @@ fn unfinished(args: &ReceiveArgs) -> Result<()> {
 
 fn unfinished_here(args: &ReceiveArgs) -> Result<Vec<(StreamPosition, String)>> {
     let mut volume = opening::open(&args.target, &args.target.open()?, &args.name, args.wait)?;
-    let receptions = volume.store().receptions();
+    let receptions = volume.store().index().receptions();
     let mut abandoned = Ok(());
     if args.abandon {
-        abandoned = receptions.iter().try_for_each(|reception| volume.store().receive_abandon(reception.id));
+        abandoned = receptions.iter().try_for_each(|reception| Receiver::abandon(volume.store(), reception.id));
     }
     volume.close()?;
     abandoned.context("what arrived cannot be given up")?;

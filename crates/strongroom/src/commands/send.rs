@@ -122,7 +122,7 @@ fn send_all(args: &SendArgs, volume: &mut OpenVolume, mut sender: Sender, out: &
     let geometry = store.info().geometry;
     let bar = progress_bar("sending", Some(geometry.bytes()), args.quiet);
     let mut sent = 0;
-    while let Some(bytes) = store.send(&mut sender)? {
+    while let Some(bytes) = sender.send(store)? {
         out.write_all(&bytes).context("the stream cannot be written")?;
         sent += bytes.len() as u64;
         bar.set_position(sender.blocks_done() * u64::from(geometry.block_size.bytes()));

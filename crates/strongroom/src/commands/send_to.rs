@@ -300,7 +300,7 @@ impl Source {
             Source::Open { volume, sender } => {
                 let store = volume.store();
                 let sender = sender.as_mut().expect("the stream was begun");
-                let bytes = store.send(sender)?;
+                let bytes = sender.send(store)?;
                 let block_bytes = u64::from(store.info().geometry.block_size.bytes());
                 Ok(bytes.map(|bytes| (bytes, sender.blocks_done() * block_bytes)))
             }

@@ -9,7 +9,9 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use strongroom_store::{CheckReport, OpenOptions, RepairOptions, Store, StoreError, Survey, SuspectBlocks};
+use strongroom_store::{
+    CheckReport, DamageReport, OpenOptions, RepairOptions, RepairPlan, StoreError, Survey, SuspectBlocks,
+};
 
 use crate::units::show_size;
 
@@ -82,7 +84,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<ExitCode> {
 
 fn check(args: &StoreArgs) -> Result<ExitCode> {
     let bar = progress_bar(args.json);
-    let report = Store::check_telling(&args.dir, &mut |done, total| {
+    let report = CheckReport::of(&args.dir, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });
@@ -119,7 +121,7 @@ fn check(args: &StoreArgs) -> Result<ExitCode> {
 const SUSPECTS_LISTED_MAX: usize = 1000;
 
 fn damage(args: &StoreArgs) -> Result<ExitCode> {
-    let report = match Store::damage_of(&args.dir, SUSPECTS_LISTED_MAX) {
+    let report = match DamageReport::of(&args.dir, SUSPECTS_LISTED_MAX) {
         Ok(report) => report,
         Err(error) => {
             eprintln!("strongroom: cannot read {}: {error}", args.dir.display());
@@ -216,7 +218,7 @@ fn report_as_json(report: &CheckReport) -> Value {
 }
 
 fn info(args: &StoreArgs) -> Result<ExitCode> {
-    let survey = Store::survey(&args.dir).with_context(|| format!("cannot look at {}", args.dir.display()))?;
+    let survey = Survey::of(&args.dir).with_context(|| format!("cannot look at {}", args.dir.display()))?;
     if args.json {
         println!("{:#}", survey_as_json(&survey));
     } else {
@@ -322,7 +324,7 @@ fn survey_as_json(survey: &Survey) -> Value {
 
 fn repair(args: &RepairArgs) -> Result<ExitCode> {
     let options = RepairOptions { apply: args.apply, accept_data_loss: args.accept_data_loss };
-    let plan = Store::repair(&args.store.dir, options)
+    let plan = RepairPlan::carry_out(&args.store.dir, options)
         .with_context(|| format!("cannot repair {}", args.store.dir.display()))?;
     let left = plan.steps.iter().any(|step| !step.done);
     if args.store.json {

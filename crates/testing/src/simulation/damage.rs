@@ -1,6 +1,6 @@
 //! Damage to one of two: a superblock copy, or a segment table. The other one must do.
 
-use strongroom_store::Store;
+use strongroom_store::Survey;
 
 use super::run::Run;
 
@@ -8,7 +8,7 @@ impl Run {
     /// After a crash: damages one superblock copy, if the other one is whole, or one block of one of the two segment tables that the
     /// better copy names. Nothing that was flushed may be lost by it.
     pub(super) fn damage_one_of_two(&mut self) {
-        let survey = Store::survey_on(&mut self.disk.backend(true));
+        let survey = Survey::of_backend(&mut self.disk.backend(true));
         let [Ok(first), Ok(second)] = &survey.superblocks else { return };
         let (superblock, table) = (self.random.once_in(2), self.random.once_in(2));
         if superblock {

@@ -94,7 +94,7 @@ impl Run {
             self.views.taken.remove(&going);
         }
         assert!(self.views.taken.is_empty(), "there was a snapshot");
-        assert!(store.snapshots().is_empty() && store.branches().len() == 1, "a view is left");
+        assert!(store.index().snapshots().is_empty() && store.index().branches().len() == 1, "a view is left");
         let blocks = store.info().geometry.blocks;
         let highest = self.model.flush_mark();
         let erases = self.erases.as_mut().expect("only then");

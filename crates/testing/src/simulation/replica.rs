@@ -98,7 +98,7 @@ impl Run {
     /// Everything that arrived is there, as it was sent; false if the disk was cut off.
     fn compare_replica(&mut self, replica: &mut Replica) -> bool {
         let there: Vec<u64> =
-            replica.store.as_ref().expect("open").snapshots().into_iter().map(|info| info.id.0).collect();
+            replica.store.as_ref().expect("open").index().snapshots().into_iter().map(|info| info.id.0).collect();
         if replica.coming.as_ref().is_some_and(|(id, _)| there.contains(id)) {
             self.arrived(replica, None);
         }
@@ -164,7 +164,7 @@ impl Run {
             return false;
         }
         let transfer = replica.transfer.as_mut().expect("just begun");
-        let mut bytes = match store.send(&mut transfer.sender) {
+        let mut bytes = match transfer.sender.send(store) {
             Ok(Some(bytes)) => bytes,
             Ok(None) => {
                 assert!(transfer.tampered && !transfer.receiver.is_done(), "it was sent to its end");
@@ -193,9 +193,9 @@ impl Run {
         let transfer = replica.transfer.as_mut().expect("it is on its way");
         let there = replica.store.as_mut().expect("open");
         let cut = self.random.below(bytes.len() as u64 + 1) as usize;
-        let mut received = there.receive(&mut transfer.receiver, &bytes[..cut]);
+        let mut received = transfer.receiver.receive(there, &bytes[..cut]);
         if received.is_ok() {
-            received = there.receive(&mut transfer.receiver, &bytes[cut..]);
+            received = transfer.receiver.receive(there, &bytes[cut..]);
         }
         // If its end is on the medium, even in part, a crash may find it whole.
         let (to, from, resumed, tampered) = (transfer.to, transfer.from, transfer.resumed, transfer.tampered);
@@ -214,7 +214,7 @@ impl Run {
             Err(StreamError::Damaged(_)) if tampered && transfer.receiver.is_done() => self.arrived(replica, from),
             Err(StreamError::Damaged(_) | StreamError::NoBeginning) if tampered => {
                 self.seen.streams_refused += 1;
-                let arrived = there.snapshots().iter().any(|info| info.id.0 == to);
+                let arrived = there.index().snapshots().iter().any(|info| info.id.0 == to);
                 assert!(!arrived, "a damaged stream became a snapshot");
                 replica.transfer = None;
             }
@@ -230,7 +230,7 @@ impl Run {
 
     /// Chooses what to send, or goes on with what was interrupted.
     fn begin_transfer(&mut self, store: &Store, replica: &mut Replica) -> bool {
-        let known: Vec<u64> = store.snapshots().iter().map(|info| info.id.0).collect();
+        let known: Vec<u64> = store.index().snapshots().iter().map(|info| info.id.0).collect();
         let is_sendable = |id: &u64| {
             let read = self.views.taken.get(id).is_some_and(|taken| taken.holds.is_some());
             read && known.contains(id) && self.views.going != Some(*id)
@@ -239,7 +239,7 @@ impl Run {
             return false;
         }
         let there = replica.store.as_mut().expect("open");
-        let begun = there.receptions().first().cloned();
+        let begun = there.index().receptions().first().cloned();
         let gives_up = self.random.once_in(6);
         let (to, from, position) = match begun {
             Some(begun) if is_sendable(&begun.id.0) && !gives_up => {
@@ -248,7 +248,7 @@ impl Run {
                 (begun.id.0, begun.from.map(|from| from.0), position)
             }
             Some(begun) => {
-                let abandoned = there.receive_abandon(begun.id);
+                let abandoned = Receiver::abandon(there, begun.id);
                 assert!(abandoned.is_ok() || replica.disk.is_cut_off(), "{abandoned:?}");
                 return false;
             }

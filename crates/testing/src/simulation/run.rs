@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use strongroom_block::{BlockSize, Custody, Geometry, HoleRecord, Lba, SealingDomain, VolumeId};
 use strongroom_store::{
-    CreateOptions, Op, OpError, OpenOptions, Outcome, Planted, RepairOptions, Store, StoreError, StoreId, UnitKind,
+    CheckReport, CreateOptions, Op, OpError, OpenOptions, Outcome, Planted, RepairOptions, RepairPlan, Store,
+    StoreError, StoreId, Survey, UnitKind,
 };
 
 use super::asked::Asked;
@@ -184,7 +185,7 @@ impl Run {
     fn check_now_and_then(&mut self) {
         if self.random.once_in(8) && !self.may_be_erased() {
             self.seen.checks += 1;
-            let report = Store::check_on(&mut self.disk.backend(true)).expect("a crash leaves nothing damaged");
+            let report = CheckReport::of_backend(&mut self.disk.backend(true)).expect("a crash leaves nothing damaged");
             assert!(report.is_sound(), "the check finds fault with what a crash left: {report:?}");
         }
     }
@@ -334,7 +335,7 @@ impl Run {
         self.disk.stray_after(u64::MAX, stray);
         self.seen.strays += u64::from(self.disk.has_strayed());
         self.power_cut();
-        let report = Store::check_on(&mut self.disk.backend(true));
+        let report = CheckReport::of_backend(&mut self.disk.backend(true));
         match self.try_open() {
             Ok(mut store) => {
                 let report = report.expect("what opens can be checked");
@@ -360,7 +361,7 @@ impl Run {
             self.take_stats(&store);
             self.close(store);
         }
-        let segments = Store::survey_on(&mut self.disk.backend(true)).info().expect("whole").segments;
+        let segments = Survey::of_backend(&mut self.disk.backend(true)).info().expect("whole").segments;
         let segment_pages = u64::from(self.volume.segment_bytes / 4096);
         for _ in 0..1 + self.random.below(3) {
             let page = match self.random.below(8) {
@@ -375,7 +376,8 @@ impl Run {
                 saved += bytes.len();
                 Ok(())
             };
-            Store::repair_on(Box::new(self.disk.backend(true)), options, save).expect("repair goes as far as it can")
+            RepairPlan::carry_out_on(Box::new(self.disk.backend(true)), options, save)
+                .expect("repair goes as far as it can")
         };
         let plan = repair(RepairOptions::default());
         assert!(plan.steps.iter().all(|step| !step.done), "a dry run does nothing");
@@ -387,7 +389,7 @@ impl Run {
         assert!(!needed || saved > 0, "what is changed is saved");
         self.seen.repairs += u64::from(needed);
         self.model.forget_claims();
-        let report = Store::check_on(&mut self.disk.backend(true)).expect("it opens after its repair");
+        let report = CheckReport::of_backend(&mut self.disk.backend(true)).expect("it opens after its repair");
         let mut store = self.open().expect("it opens after its repair");
         self.compare_after_lie(&mut store, Some(&report));
         self.seen.checks += 1;

@@ -103,7 +103,7 @@ impl Run {
                 Some((Change::Clone { from, holds }, Op::CloneCreate { from: SnapshotId(from), name, volume_id }))
             }
             2 => {
-                let snapshots = store.snapshots();
+                let snapshots = store.index().snapshots();
                 let own = |branch| snapshots.iter().any(|snapshot| snapshot.branch == BranchId(branch));
                 let &branch = self.views.clones.keys().find(|&&branch| !own(branch))?;
                 Some((Change::CloneDelete { branch }, Op::CloneDelete { branch: BranchId(branch) }))
@@ -163,13 +163,13 @@ impl Run {
         }
         self.growth.asked = None;
         let mut heads = BTreeMap::new();
-        for info in store.branches() {
+        for info in store.index().branches() {
             let Some(held) = self.read_view(store, View::Head(info.id), blocks) else { return false };
             heads.insert(info.id.0, held);
         }
         let mut newest = 0;
         let mut snapshots = BTreeMap::new();
-        for info in store.snapshots() {
+        for info in store.index().snapshots() {
             let Some(held) = self.read_view(store, View::Snapshot(info.id), blocks) else { return false };
             newest = held.iter().map(|held| held.sequence).fold(newest, u64::max);
             snapshots.insert(info.id.0, (info.branch.0, held));
@@ -203,7 +203,7 @@ impl Run {
             }
             Change::Clone { from, holds } => {
                 let known = |branch: u32| branch == 0 || self.views.clones.contains_key(&branch);
-                if let Some(made) = store.branches().into_iter().find(|info| !known(info.id.0)) {
+                if let Some(made) = store.index().branches().into_iter().find(|info| !known(info.id.0)) {
                     assert_eq!(made.from, Some(SnapshotId(from)), "a clone of another snapshot");
                     world.model.branch_holds(made.id.0, &self.as_large_as_now(holds));
                     world.clones.insert(made.id.0, from);
@@ -233,7 +233,7 @@ impl Run {
     /// After the disk lied a snapshot may be gone; one that is there holds what it held, or cannot be read.
     pub(super) fn compare_snapshots_after_lie(&mut self, store: &mut Store) {
         let blocks = self.volume.blocks.min(store.info().geometry.blocks);
-        for info in store.snapshots() {
+        for info in store.index().snapshots() {
             let Some(taken) = self.views.taken.get(&info.id.0) else { continue };
             let Some(holds) = taken.holds.clone() else { continue };
             for before in holds.into_iter().take(blocks as usize) {

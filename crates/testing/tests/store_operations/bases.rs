@@ -145,7 +145,7 @@ fn what_a_block_was_made_from_outlives_cleaning_and_checkpoints() {
         let replayed = store.execute(replay(11, 1, 2, stamp(A, 100 + u64::from(closed)), of_a));
         assert!(matches!(replayed, Ok(Outcome::Written { superseded: 1, .. })), "{replayed:?}");
     }
-    let report = Store::check_on(&mut bench.memory.clone()).unwrap();
+    let report = CheckReport::of_backend(&mut bench.memory.clone()).unwrap();
     assert!(report.is_sound(), "{report:?}");
 }
 

@@ -29,10 +29,10 @@ fn the_incarnation_changes_only_when_data_may_be_lost() {
     assert_ne!(store.incarnation(), crashed);
     // An erase in order loses nothing that was not to be lost; one that is cut short is a crash.
     let before = store.incarnation();
-    for branch in store.branches().into_iter().skip(1) {
+    for branch in store.index().branches().into_iter().skip(1) {
         store.execute(Op::CloneDelete { branch: branch.id }).unwrap();
     }
-    for snapshot in store.snapshots() {
+    for snapshot in store.index().snapshots() {
         store.execute(Op::SnapshotDelete { id: snapshot.id }).unwrap();
     }
     store.execute(Op::Erase).unwrap();
@@ -90,7 +90,7 @@ fn a_repaired_store_knows_no_attach_ids() {
         }
     }
     let options = RepairOptions { apply: true, accept_data_loss: true };
-    let plan = Store::repair_on(Box::new(bench.memory.clone()), options, &mut |_, _| Ok(())).unwrap();
+    let plan = RepairPlan::carry_out_on(Box::new(bench.memory.clone()), options, &mut |_, _| Ok(())).unwrap();
     assert!(plan.steps.iter().any(|step| step.done), "{plan:?}");
     let mut store = bench.open();
     assert_ne!(store.incarnation(), incarnation);

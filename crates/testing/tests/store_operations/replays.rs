@@ -32,7 +32,7 @@ fn windows_and_replayed_blocks_outlive_cleaning_and_checkpoints() {
         assert_eq!(store.execute(write(0, 1, 1, stamp(B, 10))), repeated(1));
         assert_eq!(store.execute(write(0, 1, 1, stamp(B, 4009))), repeated(1));
     }
-    let report = Store::check_on(&mut bench.memory.clone()).unwrap();
+    let report = CheckReport::of_backend(&mut bench.memory.clone()).unwrap();
     assert!(report.is_sound(), "{report:?}");
 }
 

@@ -284,7 +284,7 @@ fn attack_store_move_between_a_volume_and_its_clone() {
     device.detach().unwrap();
     host.stop();
     let mut store = Stolen::open(&host, "vault");
-    let branch = store.0.branches().iter().map(|branch| branch.id).find(|id| *id != BranchId::VOLUME).unwrap();
+    let branch = store.0.index().branches().iter().map(|branch| branch.id).find(|id| *id != BranchId::VOLUME).unwrap();
     let (one, other) = (store.newest(AT), store.newest(Lba(AT.0 + 1)));
     store.put_in(View::Head(branch), AT, (&one.0, &one.1));
     store.put_in(View::Head(branch), Lba(AT.0 + 2), (&other.0, &other.1));

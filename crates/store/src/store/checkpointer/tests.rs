@@ -30,20 +30,20 @@ fn the_log_does_not_run_away_from_a_checkpoint() {
             store.poll_completions(&mut answers);
         }
     }
-    store.durability.checkpointer.set_log_bytes_least(1);
+    store.engine.durability.checkpointer.set_log_bytes_least(1);
     let (mut begin, mut at) = (None, 0);
-    while !store.durability.checkpointer.wants_round() && store.stats().checkpoints == 0 {
+    while !store.engine.durability.checkpointer.wants_round() && store.stats().checkpoints == 0 {
         for _ in 0..16 {
             write(&mut store, at, 16);
             at = (at + 16) % BLOCKS;
         }
         store.poll_completions(&mut answers);
-        if store.durability.checkpointer.is_writing() {
-            begin.get_or_insert(store.log.counters.log_bytes());
+        if store.engine.durability.checkpointer.is_writing() {
+            begin.get_or_insert(store.engine.log.counters.log_bytes());
         }
     }
     assert!(answers.iter().all(|answer| answer.result.is_ok()));
     assert!(store.stats().checkpoint_bytes > 140 << 10, "{:?}", store.stats());
-    let grown = store.log.counters.log_bytes() - begin.expect("one was begun");
+    let grown = store.engine.log.counters.log_bytes() - begin.expect("one was begun");
     assert!(grown < 4 << 20, "the log grew by {grown} bytes");
 }

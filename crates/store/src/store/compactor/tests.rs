@@ -90,9 +90,9 @@ fn what_is_seldom_overwritten_is_not_copied_again_and_again() {
 #[test]
 fn segments_that_copies_will_fill_are_kept_for_them() {
     let mut store = store_of(32768, 1 << 20);
-    let reserved = store.volume.layout.reserved_segments();
+    let reserved = store.engine.medium.volume.layout.reserved_segments();
     assert_eq!(
-        pool_segments_max(&store.counts()),
+        pool_segments_max(&store.engine.counts()),
         reserved / POOL_RESERVE_SHARE_LOW,
         "no host space is made sure of yet"
     );
@@ -105,11 +105,11 @@ fn segments_that_copies_will_fill_are_kept_for_them() {
             origin: None,
         })
         .unwrap();
-    assert_eq!(store.counts().copy_segments, 0);
+    assert_eq!(store.engine.counts().copy_segments, 0);
     let sequences: Vec<u64> = (0..u64::from(reserved / POOL_RESERVE_SHARE) * 255).collect();
-    store.compactor.pool.add(1, Pieces::whole(Buffer::copy_from(&[0])), blocks(1, &sequences));
+    store.engine.reclaimer.compactor.pool.add(1, Pieces::whole(Buffer::copy_from(&[0])), blocks(1, &sequences));
     let kept = reserved / POOL_RESERVE_SHARE - reserved / POOL_RESERVE_SHARE_LOW;
-    assert_eq!(store.counts().copy_segments, kept);
+    assert_eq!(store.engine.counts().copy_segments, kept);
 }
 
 /// A segment that could not be read, and is not worth cleaning either, holds up no request: with no space left it is told so.
@@ -121,8 +121,8 @@ fn a_request_does_not_wait_for_a_segment_that_cleaning_will_not_take() {
     let mut store = Store::open_in_memory(&create, &OpenOptions::default(), Arc::new(|| {})).unwrap();
     let refused = (0..4096).find_map(|lba| {
         // The head is no victim.
-        store.compactor.unread.insert(store.log.head.segment, u64::MAX);
-        store.space.room.allow_unread_retry();
+        store.engine.reclaimer.compactor.unread.insert(store.engine.log.head.segment, u64::MAX);
+        store.engine.reclaimer.space.room.allow_unread_retry();
         let data = vec![Buffer::copy_from(&[1; 4096])];
         store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }).err()
     });

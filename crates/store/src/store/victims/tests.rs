@@ -64,10 +64,10 @@ fn a_victim_that_becomes_the_head_again_is_not_taken_for_damaged() {
     Store::create_on(Box::new(slow.clone()), &create).unwrap();
     let mut store = Store::open_on(Box::new(slow.clone()), &OpenOptions::default(), Arc::new(|| {})).unwrap();
     store.execute(write(0, 100)).unwrap();
-    let (first, second) = (store.log.head.segment, store.segments.next().unwrap());
+    let (first, second) = (store.engine.log.head.segment, store.engine.medium.segments.next().unwrap());
     {
         let mut slow = slow.lock().unwrap();
-        let begin = store.volume.layout.segment_at(second);
+        let begin = store.engine.medium.volume.layout.segment_at(second);
         (slow.holds_reads, slow.holds_writes, slow.full) = (true, true, begin..begin + (1 << 20));
     }
     let mut done = Vec::new();
@@ -75,10 +75,10 @@ fn a_victim_that_becomes_the_head_again_is_not_taken_for_damaged() {
     for _ in 0..10 {
         store.poll_completions(&mut done);
     }
-    assert_eq!(store.log.head.segment, second);
-    store.space.room.begin();
+    assert_eq!(store.engine.log.head.segment, second);
+    store.engine.reclaimer.space.room.begin();
     store.poll_completions(&mut done);
-    assert!(store.compactor.has_victim(first), "what of it counts is little");
+    assert!(store.engine.reclaimer.compactor.has_victim(first), "what of it counts is little");
     slow.lock().unwrap().holds_writes = false;
     for _ in 0..10 {
         store.poll_completions(&mut done);
@@ -87,16 +87,16 @@ fn a_victim_that_becomes_the_head_again_is_not_taken_for_damaged() {
     for lba in 2000..2040 {
         store.execute(write(lba, 1)).unwrap();
     }
-    assert_eq!(store.log.head.segment, first);
-    assert!(store.compactor.has_victim(first), "it is still being read");
+    assert_eq!(store.engine.log.head.segment, first);
+    assert!(store.engine.reclaimer.compactor.has_victim(first), "it is still being read");
     slow.lock().unwrap().holds_reads = false;
     for _ in 0..10 {
         store.idle();
         store.poll_completions(&mut done);
     }
-    let entry = *store.segments.segment(first);
+    let entry = *store.engine.medium.segments.segment(first);
     assert_eq!((entry.damaged, entry.pins), (false, 0));
-    assert!(!store.compactor.has_victim(first));
+    assert!(!store.engine.reclaimer.compactor.has_victim(first));
 }
 
 /// However large segments are: one victim at least can be copied, and where there is room for more one is read meanwhile.
@@ -108,7 +108,7 @@ fn some_victims_are_read_while_others_are_copied() {
         let create = CreateOptions { segment_bytes: mib << 20, ..create };
         let store = Store::open_in_memory(&create, &OpenOptions::default(), Arc::new(|| {})).unwrap();
         {
-            let bytes = store.volume.segment_bytes();
+            let bytes = store.engine.medium.volume.segment_bytes();
             (victims_max(bytes) - victims_ahead(bytes), victims_ahead(bytes))
         }
     };
