@@ -11,7 +11,7 @@ use strongroom_scsi::NexusId;
 use super::connection::{Connection, Disposition, LoginStage};
 use super::grant::LoginGrant;
 use super::login_policy::{Denied, LoginPolicy};
-use super::routing::Routing;
+use super::routing::{NexusState, Routing};
 use super::slot_allocator::SlotAllocator;
 use super::unit_lifecycle::UnitLifecycle;
 use super::units::UnitEntry;
@@ -285,8 +285,8 @@ impl Logins {
                 return false;
             }
         }
-        let open = match context.routing.units.entry_mut(volume) {
-            Some(UnitEntry::Open(open)) => open,
+        match context.routing.units.entry_mut(volume) {
+            Some(UnitEntry::Open(_)) => {}
             Some(UnitEntry::Opening { waiting } | UnitEntry::Closing { waiting }) => {
                 if !waiting.contains(&connection.key) {
                     waiting.push(connection.key);
@@ -295,24 +295,17 @@ impl Logins {
             }
             // A clone or snapshot, whose store is being opened.
             None => return false,
-        };
-        // RFC 7143 §6.3.5: a new login of the same nexus replaces the old session, and is admitted when the old one's tasks have ended.
-        // But names prove nothing: no session is ended by another node, or by plain iSCSI if it has a channel.
-        let old = open.unit.users().session_of(nexus);
-        if old.as_ref().is_some_and(|(_, identity)| *identity != connection.identity) {
-            let reason =
-                "another node is logged in under the same initiator name and ISID; give each node its own name";
-            self.policy.reject_waiting(connection, LoginStatus::AUTHORIZATION_FAILED, reason);
-            return false;
         }
-        if old.is_some() || open.unit.users().is_leaving(nexus) {
-            open.replacing.push(connection.key);
-            if let Some((old, _)) = old {
-                context.routing.end_session(old, "replaced by a new login of the same initiator");
+        match context.routing.clear_nexus(volume, (nexus, &connection.identity), connection.key) {
+            NexusState::Free => true,
+            NexusState::Ending => false,
+            NexusState::Foreign => {
+                let reason =
+                    "another node is logged in under the same initiator name and ISID; give each node its own name";
+                self.policy.reject_waiting(connection, LoginStatus::AUTHORIZATION_FAILED, reason);
+                false
             }
-            return false;
         }
-        true
     }
 
     /// Begins the session of an admitted login, here or at another worker.

@@ -4,15 +4,17 @@
 //! So several workers can be connected by queues and driven in virtual time. Deliberately absent: connections, sockets, threads,
 //! and how units are opened and closed.
 
+mod management;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{
     Command, ConnectionId, Event, ManagementFunction, Response, SendTargets, TaskId, TaskManagement,
     TaskManagementResult,
 };
-use strongroom_iscsi::{CloseReason, Lun};
 use strongroom_scsi::transport::target::Session as _;
 use strongroom_scsi::{NexusId, Sense};
 
@@ -24,6 +26,7 @@ use super::session::Session;
 use super::session_commands::CommandCost;
 use super::sessions::Sessions;
 use super::units::{UnitOutput, UnitRequest, Units};
+use crate::access::Identity;
 use crate::budget::MemoryBudget;
 use crate::config::Limits;
 use crate::names::VolumeName;
@@ -80,6 +83,17 @@ impl CommandBounds {
     }
 }
 
+/// The nexus of a login at its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NexusState {
+    /// No session of it is left.
+    Free,
+    /// Its earlier session is ending; the login is retried when that is over.
+    Ending,
+    /// Another node has a session by the same names.
+    Foreign,
+}
+
 /// An event of a session that concerns its connections, not its unit.
 pub(super) enum SessionEvent {
     SendTargets(ConnectionId, SendTargets),
@@ -134,6 +148,30 @@ impl Routing {
 
     pub(super) fn has_remote_sessions(&self) -> bool {
         !self.remote_sessions.is_empty()
+    }
+
+    /// Whether a login may begin a session of its nexus at a unit that is open here. RFC 7143 §6.3.5: a new login of the same nexus
+    /// replaces the old session, and is admitted when the old one's tasks have ended. But names prove nothing: no session is ended by
+    /// another node, or by plain iSCSI if it has a channel.
+    pub(super) fn clear_nexus(
+        &mut self,
+        volume: &VolumeName,
+        (nexus, identity): (&NexusId, &Identity),
+        login: ConnectionKey,
+    ) -> NexusState {
+        let Some(open) = self.units.open_mut(volume) else { return NexusState::Free };
+        let old = open.unit.users().session_of(nexus);
+        if old.as_ref().is_some_and(|(_, other)| other != identity) {
+            return NexusState::Foreign;
+        }
+        if old.is_none() && !open.unit.users().is_leaving(nexus) {
+            return NexusState::Free;
+        }
+        open.replacing.push(login);
+        if let Some((old, _)) = old {
+            self.end_session(old, "replaced by a new login of the same initiator");
+        }
+        NexusState::Ending
     }
 
     /// Begins a session of a unit here, at `session_worker`. `None`: the unit is not open.
@@ -232,7 +270,7 @@ impl Routing {
 
     /// Has a task management function carried out. It is answered when nothing that it ends can take effect any more.
     fn task_management(&mut self, now: Instant, session: &mut Session, request: TaskManagement) {
-        let answer = match check_management(session, &request) {
+        let answer = match management::check(session, &request) {
             Err(result) => result,
             Ok(address) => {
                 session.commands.abort_waiting(&request.tasks);
@@ -249,7 +287,7 @@ impl Routing {
     }
 
     /// Carries out a function at the unit. `None`: it has to wait, and the session is told later.
-    fn manage(
+    pub(super) fn manage(
         &mut self,
         now: Instant,
         key: SessionKey,
@@ -275,8 +313,12 @@ impl Routing {
             open.unit.nexus_lost(key);
         }
         let mut aborted_sessions = Vec::new();
-        if concerns_other_sessions(function) {
-            for other in open.unit.users().keys_with_tasks().into_iter().filter(|other| *other != key) {
+        if management::concerns_other_sessions(function) {
+            let mut others = open.unit.users().keys_with_tasks();
+            others.retain(|other| *other != key);
+            // In an order that a simulation can repeat.
+            others.sort_unstable();
+            for other in others {
                 waiting.extend(open.unit.abort_for_others(other).into_iter().map(|task| (other, task)));
                 aborted_sessions.push(other);
             }
@@ -315,6 +357,14 @@ impl Routing {
     pub(super) fn poll_units(&mut self, is_over: impl Fn() -> bool, requests: &mut Vec<UnitRequest>) -> bool {
         let mut output = std::mem::take(&mut self.output);
         let is_whole = self.units.poll(is_over, &mut output);
+        self.deliver(&mut output);
+        requests.append(&mut output.requests);
+        self.output = output;
+        is_whole
+    }
+
+    /// Delivers what polling units has brought to sessions and logins.
+    pub(super) fn deliver(&mut self, output: &mut UnitOutput) {
         for Finished { connection, task, response } in output.finished.drain(..) {
             match self.sessions.get_mut_ready(connection) {
                 Some(session) => session.finished(task, response),
@@ -326,9 +376,6 @@ impl Routing {
             self.tell_session(session, SessionNotice::Managed(outcome));
         }
         self.ready_logins.extend(output.logins.drain(..));
-        requests.append(&mut output.requests);
-        self.output = output;
-        is_whole
     }
 
     fn request_of_unit(&mut self, session: SessionKey, address: &UnitAddress, request: CrossWorkerRequest) {
@@ -552,50 +599,6 @@ impl Routing {
 
 fn internal_failure() -> Response {
     Response::check_condition(Sense::INTERNAL_FAILURE.encode())
-}
-
-/// The unit for a task management function, or the result of one that does not reach it.
-fn check_management(session: &Session, request: &TaskManagement) -> Result<UnitAddress, TaskManagementResult> {
-    let function = request.function;
-    let lun = match function {
-        ManagementFunction::ClearAca(_) => return Err(TaskManagementResult::NotSupported),
-        ManagementFunction::AbortTaskSet(lun)
-        | ManagementFunction::ClearTaskSet(lun)
-        | ManagementFunction::QueryTaskSet { lun, .. }
-        | ManagementFunction::QueryAsyncEvent(lun)
-        | ManagementFunction::LogicalUnitReset(lun) => lun,
-        ManagementFunction::AbortTask(_)
-        | ManagementFunction::NexusReset
-        | ManagementFunction::ConnectionEnded
-        | ManagementFunction::TargetWarmReset
-        | ManagementFunction::TargetColdReset => Lun::single_level(0),
-    };
-    if lun.index() != Some(0) {
-        return Err(TaskManagementResult::LunDoesNotExist);
-    }
-    let Some(address) = session.unit.clone() else { return Err(TaskManagementResult::NotSupported) };
-    if let ManagementFunction::QueryTaskSet { any, .. } = function {
-        return Err(if any { TaskManagementResult::Succeeded } else { TaskManagementResult::Complete });
-    }
-    if concerns_other_sessions(function) && session.read_only {
-        let volume = &*address.volume;
-        tracing::warn!(address = %session.peer.address, %volume, ?function, "refused to a session that may only read");
-        return Err(TaskManagementResult::AuthorizationFailed);
-    }
-    Ok(address)
-}
-
-/// Functions that reach the tasks of other sessions.
-fn concerns_other_sessions(function: ManagementFunction) -> bool {
-    !matches!(
-        function,
-        ManagementFunction::AbortTask(_)
-            | ManagementFunction::AbortTaskSet(_)
-            | ManagementFunction::ConnectionEnded
-            | ManagementFunction::NexusReset
-            | ManagementFunction::QueryTaskSet { .. }
-            | ManagementFunction::QueryAsyncEvent(_)
-    )
 }
 
 #[cfg(test)]

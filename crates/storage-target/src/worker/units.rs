@@ -2,7 +2,7 @@
 //!
 //! Absent: how units are opened and closed, which takes threads and files (`unit_lifecycle`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,8 @@ impl UnitEntry {
 
 #[derive(Default)]
 pub(super) struct Units {
-    table: HashMap<VolumeName, UnitEntry>,
+    /// Ordered, so that a simulation can repeat the order in which units are polled.
+    table: BTreeMap<VolumeName, UnitEntry>,
     pass: UnitPass,
     /// When stores were last asked how much memory they hold.
     memory_asked_at: Option<Instant>,
@@ -296,7 +297,7 @@ impl Units {
     /// All units, out of the table: the worker ends. Clones and snapshots are dropped first, since the last handle takes the store.
     pub(super) fn take_all(&mut self) -> Vec<(VolumeName, OpenUnit)> {
         self.table.retain(|_, entry| entry.open().is_some_and(OpenUnit::has_store));
-        let open = self.table.drain().filter_map(|(name, entry)| match entry {
+        let open = std::mem::take(&mut self.table).into_iter().filter_map(|(name, entry)| match entry {
             UnitEntry::Open(open) => Some((name, *open)),
             UnitEntry::Opening { .. } | UnitEntry::Closing { .. } => None,
         });
