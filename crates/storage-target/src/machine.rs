@@ -1,29 +1,25 @@
-//! A logical unit as a machine, for simulations: SCSI commands of sessions in, answers out, on a store that the simulation opened.
+//! A target as machines, for simulations: workers with their sessions and units, on a store that the simulation opened.
 //!
-//! Deliberately absent: what the worker does around a unit (sockets, logins, sessions, opening and closing volumes), and the files of
-//! reservations and writer leases: they are kept in memory that outlives the unit.
+//! Deliberately absent: what a worker does around sessions and units (sockets, logins, threads that open and close volumes), and the files
+//! of reservations and writer leases: they are kept in memory that outlives the unit.
 
-use std::net::Ipv4Addr;
-use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use strongroom_block::{Custody, Geometry, Mode, SealingDomain, Suite, Token, VolumeId};
-use strongroom_channel::Scheme;
-use strongroom_handshake::PublicKey;
-use strongroom_scsi::NexusId;
 use strongroom_scsi::persistent::SavedReservations;
-use strongroom_scsi::transport::target::{Command, Response, TaskId};
 use strongroom_store::{
-    BranchInfo, Completion, CreateOptions, IoChoice, Medium, Op, OpError, Outcome, SnapshotInfo, Store, View,
+    BranchInfo, Completion, CreateOptions, IoChoice, Medium, Op, OpError, Outcome, SnapshotInfo, Store, StoreError,
+    View, Waker,
 };
 
-use crate::access::Identity;
 use crate::config::Config;
-use crate::names::VolumeName;
-use crate::open_units::Origin;
 use crate::store_handle::StoreHandle;
-use crate::unit::{self, BlockCodec, SessionKey, SimulatedFiles, TargetEnvironment, UnitFiles};
+use crate::unit::{self, BlockCodec, ClosedUnit, SimulatedFiles, TargetEnvironment, UnitFiles};
 use crate::volume::{Access, Sealed, Volume};
+
+pub use crate::names::VolumeName;
+pub use crate::worker::machine::{Admission, DrivenSession, Grant, Messages, Polled, Worker};
 
 /// A sealed volume of custody `keyfile`.
 ///
@@ -61,178 +57,139 @@ pub fn create_options(volume: &Volume) -> CreateOptions {
     volume.create_options()
 }
 
-/// What outlives a unit beside its store, and a power loss: persistent reservations and writer leases.
+/// What outlives a unit beside its store: persistent reservations and writer leases, also a power loss; what its initiators have set,
+/// as long as the process runs.
 #[derive(Clone, Debug, Default)]
-pub struct Memory(SimulatedFiles);
+pub struct Memory {
+    files: SimulatedFiles,
+    closed: Arc<Mutex<Option<ClosedUnit>>>,
+}
 
 impl Memory {
+    /// The process has ended.
+    pub fn forget_process(&self) {
+        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Forgets the reservations: what a target must not do.
     pub fn forget_reservations(&self) {
-        *self.0.reservations.lock().unwrap_or_else(PoisonError::into_inner) = SavedReservations::default();
+        *self.files.reservations.lock().unwrap_or_else(PoisonError::into_inner) = SavedReservations::default();
     }
 
     /// Forgets the writer leases: what a target must not do either.
     pub fn forget_leases(&self) {
-        self.0.leases.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.files.leases.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// The unit is being closed.
+    pub(crate) fn keep(&self, unit: ClosedUnit) {
+        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = Some(unit);
     }
 }
 
-/// What became of a command.
-#[derive(Debug)]
-pub enum Verdict {
-    /// The answer.
-    Answer(Response),
-    /// [`Unit::poll`] will bring it.
-    Later,
-    /// The peer broke the frame discipline of sealed units: its session ends.
-    Violation(&'static str),
-}
-
-/// A command that has ended: its session, its task, and the answer, if anybody wants it.
-pub type Finished = (u64, TaskId, Option<Response>);
-
-/// A unit: a volume's, or a view's of the same store. Sessions are named by numbers that are never used again.
+/// A unit that a [`Worker`] is to serve.
 pub struct Unit {
-    unit: unit::Unit,
-    /// For what is asked of the store beside sessions.
-    own: StoreHandle,
+    pub(crate) unit: unit::Unit,
+    /// Set by the store when it has something to poll.
+    pub(crate) ready: Arc<AtomicBool>,
+    /// It is the volume's, not a clone's.
+    pub(crate) has_store: bool,
 }
 
 impl std::fmt::Debug for Unit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Unit").field("in_flight", &self.unit.in_flight()).finish_non_exhaustive()
+        f.debug_struct("Unit").field("volume", &self.unit.volume().name).finish_non_exhaustive()
     }
 }
 
-impl Unit {
-    /// The unit of a volume, on its open store.
-    pub fn new(volume: Volume, store: Store, memory: &Memory) -> Unit {
-        Unit::on(volume, StoreHandle::new(store), UnitFiles::simulated(&memory.0))
+/// An open store, for what is asked of it beside all sessions: of one view, with answers of its own.
+pub struct OpenStore {
+    handle: StoreHandle,
+    ready: Arc<AtomicBool>,
+    is_first: bool,
+}
+
+impl std::fmt::Debug for OpenStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenStore").field("view", &self.handle.view()).finish_non_exhaustive()
+    }
+}
+
+impl OpenStore {
+    /// Opens a store; `open` is given what the store calls when it has something to poll.
+    ///
+    /// # Errors
+    /// What `open` says.
+    pub fn open(open: impl FnOnce(Waker) -> Result<Store, StoreError>) -> Result<OpenStore, StoreError> {
+        let ready = Arc::new(AtomicBool::new(true));
+        let wake = Arc::clone(&ready);
+        let store = open(Arc::new(move || wake.store(true, Ordering::Release)))?;
+        Ok(OpenStore { handle: StoreHandle::new(store), ready, is_first: true })
     }
 
-    /// The unit of a clone or a snapshot of the same store.
-    pub fn of_view(&self, volume: Volume, view: View, memory: &Memory) -> Unit {
-        let store = self.unit.store().another(view).expect("a simulation has few views");
-        Unit::on(volume, store, UnitFiles::simulated(&memory.0))
+    fn handle(&self, view: View) -> StoreHandle {
+        self.handle.another(view).expect("a simulation has few views")
     }
 
-    fn on(volume: Volume, handle: StoreHandle, files: UnitFiles) -> Unit {
-        let own = handle.another(handle.view()).expect("a simulation has few views");
+    /// The same store, for another view.
+    pub fn of_view(&self, view: View) -> OpenStore {
+        OpenStore { handle: self.handle(view), ready: Arc::new(AtomicBool::new(true)), is_first: false }
+    }
+
+    /// The unit of this view.
+    pub fn unit(&self, volume: Volume, memory: &Memory) -> Unit {
         let config = Config::new("/nonexistent");
         let target_name = crate::names::target_name(&config.base_name, &volume.name);
         let environment = Arc::new(TargetEnvironment::of(&config));
-        let unit = unit::Unit::new(Arc::new(volume), target_name, handle, BlockCodec::default(), files, environment);
-        Unit { unit, own }
+        let files = UnitFiles::simulated(&memory.files);
+        let handle = self.handle(self.handle.view());
+        let mut unit =
+            unit::Unit::new(Arc::new(volume), target_name, handle, BlockCodec::default(), files, environment);
+        if let Some(closed) = memory.closed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            unit.resume(closed);
+        }
+        Unit { unit, ready: Arc::clone(&self.ready), has_store: self.is_first }
     }
 
     /// Every branch in the store.
     pub fn branches(&self) -> Vec<BranchInfo> {
-        self.own.branches()
+        self.handle.branches()
     }
 
     /// Every snapshot in the store.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
-        self.own.snapshots()
+        self.handle.snapshots()
     }
 
-    /// It is that late: writer leases count from it.
-    pub fn tick(&mut self, now: Instant) {
-        self.unit.tick(now);
-    }
-
-    /// A session of a node begins.
-    pub fn attach(&mut self, session: u64, nexus: NexusId, node: PublicKey) {
-        let identity = Identity::Channel(node);
-        let origin = Origin { identity, from: Ipv4Addr::LOCALHOST.into(), scheme: Some(Scheme::default()) };
-        self.unit.attach(SessionKey(session), nexus, origin, false);
-    }
-
-    /// A session ends. What it has in flight goes on.
-    pub fn detach(&mut self, session: u64) {
-        self.unit.detach(SessionKey(session));
-    }
-
-    /// The session of a nexus.
-    pub fn session_of(&self, nexus: &NexusId) -> Option<u64> {
-        self.unit.users().session_of(nexus).map(|(key, _)| key.0)
-    }
-
-    /// Whether something of an earlier session of this nexus is in flight.
-    pub fn is_leaving(&self, nexus: &NexusId) -> bool {
-        self.unit.users().is_leaving(nexus)
-    }
-
-    /// A command of a session.
-    pub fn submit(&mut self, session: u64, command: Command, sealed_blocks_max: usize) -> Verdict {
-        match self.unit.submit(SessionKey(session), command, sealed_blocks_max) {
-            unit::Verdict::Answer(response) => Verdict::Answer(response),
-            unit::Verdict::Later => Verdict::Later,
-            unit::Verdict::Violation(what) => Verdict::Violation(what),
-        }
-    }
-
-    /// Moves everything forward; appends what has ended.
-    pub fn poll(&mut self, ended: &mut Vec<Finished>) {
-        let mut finished = Vec::new();
-        self.unit.poll(&mut finished);
-        ended.extend(finished.into_iter().map(|one| (one.connection.0, one.task, one.response)));
-    }
-
-    /// Stops wanting the answer of a task, or of all of a session; those that still run.
-    pub fn abort(&mut self, session: u64, task: Option<TaskId>) -> Vec<TaskId> {
-        self.unit.abort(SessionKey(session), task)
-    }
-
-    /// Another session ends the tasks of this one; those that still run.
-    pub fn abort_for_others(&mut self, session: u64) -> Vec<TaskId> {
-        self.unit.abort_for_others(SessionKey(session))
-    }
-
-    /// LOGICAL UNIT RESET.
-    pub fn reset(&mut self) {
-        self.unit.reset();
-    }
-
-    /// Sessions that may have something in flight.
-    pub fn sessions_at_work(&self) -> Vec<u64> {
-        self.unit.users().keys_with_tasks().into_iter().map(|key| key.0).collect()
-    }
-
-    /// Whether no session uses it, and nothing is in flight.
-    pub fn is_idle(&self) -> bool {
-        self.unit.is_idle()
-    }
-
-    /// How many I/Os its store has under way.
+    /// How many I/Os the store has under way.
     pub fn ios_in_flight(&self) -> usize {
-        self.unit.store().ios_in_flight()
+        self.handle.ios_in_flight()
     }
 
-    /// Something came for this unit while another one was polled.
+    /// Whether answers came while a unit was polled.
     pub fn has_mail(&self) -> bool {
-        self.unit.store().has_mail()
+        self.handle.has_mail()
     }
 
     /// Nothing was asked for a while.
     pub fn idle(&mut self) {
-        self.unit.store_mut().idle();
+        self.handle.idle();
     }
 
-    /// Asks the store something beside all sessions; the answer comes from [`Unit::poll_own`].
-    pub fn submit_own(&mut self, token: u64, op: Op) {
-        self.own.submit(Token(token), op);
+    /// Asks something of this view.
+    pub fn submit(&mut self, token: u64, op: Op) {
+        self.handle.submit(Token(token), op);
     }
 
-    /// Answers to [`Unit::submit_own`].
-    pub fn poll_own(&mut self) -> Vec<(u64, Result<Outcome, OpError>)> {
+    /// Moves the store forward; the answers to [`OpenStore::submit`].
+    pub fn poll(&mut self) -> Vec<(u64, Result<Outcome, OpError>)> {
         let mut completions = Vec::new();
-        self.own.poll_completions(&mut completions);
+        self.handle.poll_completions(&mut completions);
         completions.into_iter().map(|Completion { token, result }| (token.0, result)).collect()
     }
 
-    /// The store, if this is the last unit on it.
+    /// The store itself, if nothing else uses it.
     pub fn into_store(self) -> Option<Store> {
-        drop(self.own);
-        self.unit.into_store().into_store()
+        self.handle.into_store()
     }
 }

@@ -94,7 +94,7 @@ pub(crate) struct Counters {
     pub(crate) logins_refused: AtomicU64,
     pub(crate) setups_failed: AtomicU64,
     pub(crate) misbehaved: AtomicU64,
-    commands: AtomicU64,
+    pub(crate) commands: AtomicU64,
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
     sessions: Mutex<BTreeMap<SessionKey, SessionInfo>>,

@@ -17,6 +17,7 @@ mod grant;
 mod handover;
 mod login;
 mod login_policy;
+pub(crate) mod machine;
 pub(crate) mod message;
 mod network;
 mod open_unit;

@@ -3,14 +3,17 @@
 //! ```text
 //! client     requests, reconnects      strongroom_initiator::machine: engine, sealing, nexus, session, channel
 //!    |  bytes, by way of `network`: late, in pieces, cut, damaged, half-open
-//! target     logins, sessions          iscsi::target, channel; strongroom_target::machine: logical unit
+//! target     connections, logins       iscsi::target, channel
+//!    |  PDUs
+//! workers    sessions, units, routing  strongroom_target::machine; messages between workers arrive late, in their order
 //!    |  operations
 //! store      on the simulated disk, which loses what was not synced
 //! ```
 //!
 //! The requests of initiators and their answers are a [`history::History`]; the [`checker`] decides whether it can be explained, and trusts
-//! nobody. Absent: sockets, TLS (both ends of a connection are given the same keys), the worker's routing between threads, the
-//! initiator's driver; what they do around the machines is done here as simply as it can be.
+//! nobody. Absent: sockets and threads, TLS (both ends of a connection are given the same keys), the initiator's driver, the catalogue and
+//! the access rules of the target; what they do around the machines is done here as simply as it can be. All units are sealed, so no
+//! unit copies blocks from another one.
 
 pub mod checker;
 mod client;

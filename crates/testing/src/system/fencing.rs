@@ -4,6 +4,7 @@
 //! registered again.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::history::{Fence, History};
 use super::target::{Reserve, Target};
@@ -61,7 +62,7 @@ impl Fencing {
     }
 
     /// Takes what was answered, and asks for what comes next.
-    pub(super) fn drive(&mut self, target: &mut Target, history: &mut History) {
+    pub(super) fn drive(&mut self, now: Instant, target: &mut Target, history: &mut History) {
         for reserved in target.reservations.take_ended() {
             let Some((_, initiator, what)) = self.asked.take_if(|(ticket, ..)| *ticket == reserved.ticket) else {
                 continue;
@@ -80,11 +81,11 @@ impl Fencing {
         if self.asked.is_none()
             && let Some((initiator, what)) = self.script.pop_front()
         {
-            self.ask(initiator, what, target, history);
+            self.ask(now, (initiator, what), target, history);
         }
     }
 
-    fn ask(&mut self, initiator: u64, what: Reserve, target: &mut Target, history: &mut History) {
+    fn ask(&mut self, now: Instant, (initiator, what): (u64, Reserve), target: &mut Target, history: &mut History) {
         // From now on nobody may be kept out any more.
         let lets_in = match what {
             Reserve::Register => self.fence.take_if(|(_, whom)| *whom == initiator),
@@ -94,7 +95,7 @@ impl Fencing {
         if let Some((fence, _)) = lets_in {
             history.fences[fence].until = Some(history.now());
         }
-        match target.reserve(initiator, what) {
+        match target.reserve(now, initiator, what) {
             Some(ticket) => self.asked = Some((ticket, initiator, what)),
             None => self.lose_track(),
         }

@@ -1,6 +1,7 @@
 //! What both ends of the simulation know of the volume: its views, its blocks, and the names of its initiators.
 
 use strongroom_block::SealingDomain;
+use strongroom_handshake::PublicKey;
 
 /// The names of the volume and of its clone: the views that initiators use.
 pub(super) const VIEWS: [&str; 2] = ["vault", "clone"];
@@ -19,4 +20,14 @@ pub(super) fn initiator_name(number: u64) -> String {
 /// The ISID of an initiator's sessions.
 pub(super) fn isid_of(number: u64) -> [u8; 6] {
     [0x80, 0, 0, 0, (number >> 8) as u8, number as u8]
+}
+
+/// Names the initiator of task management functions that concern everybody; it has no other part.
+pub(super) const OPERATOR: u64 = 0;
+
+/// The key of an initiator's node.
+pub(super) fn node(number: u64) -> PublicKey {
+    let mut bytes = [0; PublicKey::BYTES];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    PublicKey::from_bytes(bytes)
 }

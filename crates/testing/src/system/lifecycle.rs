@@ -20,8 +20,8 @@ enum Phase {
 /// What is to be done with the target now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transition {
-    /// Close the store in order. `stops`: the target restarts, so [`Lifecycle::stopped`] follows.
-    Close { stops: bool },
+    /// Close the store in order, and end the process; [`Lifecycle::stopped`] follows.
+    Stop,
     /// Begin; [`Lifecycle::begun`] or [`Lifecycle::not_begun`] follows.
     Begin { crashed: bool },
 }
@@ -30,7 +30,6 @@ pub(super) enum Transition {
 #[derive(Debug)]
 pub(super) struct Lifecycle {
     phase: Phase,
-    closes_when_idle_at: Option<Time>,
     /// The disk was damaged anywhere: the store need not open.
     is_damaged: bool,
     /// It did not.
@@ -40,7 +39,7 @@ pub(super) struct Lifecycle {
 impl Lifecycle {
     /// A target that runs.
     pub(super) fn new() -> Lifecycle {
-        Lifecycle { phase: Phase::Serving, closes_when_idle_at: None, is_damaged: false, is_over: false }
+        Lifecycle { phase: Phase::Serving, is_damaged: false, is_over: false }
     }
 
     pub(super) fn is_serving(&self) -> bool {
@@ -67,29 +66,15 @@ impl Lifecycle {
         match self.phase {
             Phase::Down { until, .. } => Some(until),
             Phase::Stopping => Some(now + 20 * MICRO),
-            Phase::Serving => self.closes_when_idle_at,
+            Phase::Serving => None,
         }
     }
 
-    /// What is due. `idle_close`: a target that nobody uses closes its store.
-    pub(super) fn due(
-        &mut self,
-        now: Time,
-        target: &Target,
-        idle_close: bool,
-        random: &mut Random,
-    ) -> Option<Transition> {
+    /// What is due.
+    pub(super) fn due(&self, now: Time, target: &Target) -> Option<Transition> {
         match self.phase {
-            Phase::Stopping if target.is_idle() || !target.store.is_open() => Some(Transition::Close { stops: true }),
+            Phase::Stopping if target.is_idle() || !target.volume.store.is_open() => Some(Transition::Stop),
             Phase::Down { until, crashed } if until <= now => Some(Transition::Begin { crashed }),
-            Phase::Serving if self.closes_when_idle_at.is_some_and(|at| at <= now) => {
-                self.closes_when_idle_at = None;
-                target.is_idle().then_some(Transition::Close { stops: false })
-            }
-            Phase::Serving if idle_close && target.is_idle() && self.closes_when_idle_at.is_none() => {
-                self.closes_when_idle_at = Some(now + random.below(MILLI));
-                None
-            }
             _ => None,
         }
     }
@@ -117,11 +102,6 @@ impl Lifecycle {
     /// Its store did not open after a crash; it is tried again.
     pub(super) fn not_begun(&mut self, now: Time) {
         self.phase = Phase::Down { until: now + MILLI, crashed: true };
-    }
-
-    /// An initiator logs in.
-    pub(super) fn used(&mut self) {
-        self.closes_when_idle_at = None;
     }
 
     /// Something on its disk was damaged.

@@ -17,6 +17,10 @@ pub struct Planted {
     pub forgets_reservations: bool,
     /// A crash of the target loses writer leases.
     pub forgets_leases: bool,
+    /// Messages between workers of the target are lost.
+    pub loses_messages: bool,
+    /// Responses that two sessions of the target get at the same time are exchanged.
+    pub exchanges_responses: bool,
 }
 
 /// The mix of faults of a run.
@@ -49,13 +53,16 @@ pub enum Profile {
     Keys,
     /// Initiators also write halves of blocks.
     Halves,
+    /// As `Halves`, with three initiators of two blocks and a target that crashes often: blocks are written between a crash and the
+    /// replay of what it took.
+    ReplayedHalves,
     /// A large volume of which only a few blocks are checked.
     Large,
 }
 
 impl Profile {
     /// All of them but the one whose histories are long and alike.
-    pub const ALL: [Profile; 13] = [
+    pub const ALL: [Profile; 14] = [
         Profile::Everything,
         Profile::OneInitiator,
         Profile::Cuts,
@@ -69,5 +76,6 @@ impl Profile {
         Profile::Leases,
         Profile::Keys,
         Profile::Halves,
+        Profile::ReplayedHalves,
     ];
 }

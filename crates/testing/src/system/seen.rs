@@ -39,6 +39,10 @@ seen! {
     silences,
     /// Damages on the way.
     damages,
+    /// Messages that one worker of the target sent to another.
+    messages,
+    /// Sessions that did not begin at the worker of their unit.
+    remote_sessions,
     /// Crashes of the target.
     crashes,
     /// Stores that were closed in order.

@@ -1,111 +1,226 @@
-//! The target: logins, sessions and task management around the units of one store, on the simulated disk. As the worker does it, without
-//! sockets.
+//! The target: connections, logins, and workers with their sessions and units, on one store on the simulated disk. Sessions, units and the
+//! routing between them are the target's own; what takes sockets and threads is done here as simply as it can be.
 
+mod connections;
 mod reservations;
 mod served_store;
-mod sessions;
+mod steps;
+mod volume;
+mod workers;
 
 use std::time::Instant;
 
+use strongroom_handshake::PublicKey;
+use strongroom_net::Link;
 use strongroom_scsi::NexusId;
-use strongroom_target::machine::Verdict;
+use strongroom_scsi::transport::Lun;
+use strongroom_scsi::transport::target::ManagementFunction;
+use strongroom_store::StoreError;
 
-use super::layout::{initiator_name, isid_of};
+use super::layout::{OPERATOR, initiator_name, isid_of, node};
 use crate::{Random, SimDisk};
+pub(super) use connections::{ConnectionTable, Output};
 pub(super) use reservations::{Reservations, Reserve};
 pub(super) use served_store::{ServedStore, Settings, Sighted};
-pub(super) use sessions::{Output, SessionTable};
+pub(super) use volume::ServedVolume;
+pub(super) use workers::PlantedRouting;
+use workers::Workers;
 
 /// The target.
 pub(super) struct Target {
-    pub(super) store: ServedStore,
-    pub(super) sessions: SessionTable,
+    pub(super) volume: ServedVolume,
+    pub(super) connections: ConnectionTable,
+    workers: Workers,
     pub(super) reservations: Reservations,
+}
+
+fn nexus_of(initiator: u64) -> NexusId {
+    NexusId { initiator_name: initiator_name(initiator).into(), isid: isid_of(initiator), target_portal_group: 1 }
 }
 
 impl Target {
     /// A target with a new volume, not formatted yet.
-    pub(super) fn new(disk: SimDisk, settings: Settings, random: Random) -> Target {
+    pub(super) fn new(disk: SimDisk, settings: Settings, planted: PlantedRouting, mut random: Random) -> Target {
+        let workers = Workers::new(random.fork(), planted);
+        let store = ServedStore::new(disk, settings, random.fork());
         Target {
-            store: ServedStore::new(disk, settings, random),
-            sessions: SessionTable::default(),
+            volume: ServedVolume::new(store, random),
+            connections: ConnectionTable::default(),
+            workers,
             reservations: Reservations::default(),
         }
     }
 
     /// Whether no session uses the volume, and nothing is in flight.
     pub(super) fn is_idle(&self) -> bool {
-        self.sessions.is_empty() && self.store.is_idle()
+        self.workers.are_idle()
+    }
+
+    /// Commands that units were given.
+    pub(super) fn commands(&self) -> u64 {
+        self.workers.commands()
+    }
+
+    /// Messages between workers that arrived.
+    pub(super) fn messages(&self) -> u64 {
+        self.workers.arrived
+    }
+
+    /// The most steps in the store that one call took.
+    pub(super) fn steps_max(&self) -> u64 {
+        self.workers.steps.most.max(self.volume.store.steps.most)
     }
 
     /// The process is gone, with everything that it had in memory.
     pub(super) fn crash(&mut self) {
-        self.store.crash();
-        self.sessions.crash();
+        self.volume.store.crash();
+        self.connections.crash();
+        self.process_ended();
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Instant) {
-        self.store.tick(now);
-        self.sessions.handle_timeout(now);
+    /// The process ends in order, after its store was closed, and another one begins.
+    pub(super) fn restart(&mut self) {
+        self.connections.close_all();
+        self.process_ended();
     }
 
-    /// LOGICAL UNIT RESET, as if another initiator had asked for it: every task is aborted, and its initiator is told so.
-    pub(super) fn reset(&mut self) {
-        self.clear_task_set();
-        if let Some(unit) = self.store.unit(0) {
-            unit.reset();
+    fn process_ended(&mut self) {
+        self.volume.process_ended();
+        self.workers.restart();
+    }
+
+    /// A connection from a node has come.
+    pub(super) fn accept(&mut self, id: u64, link: Link, node: PublicKey) {
+        let worker = self.workers.any();
+        self.connections.accept(id, link, node, worker);
+    }
+
+    pub(super) fn handle_input(&mut self, now: Instant, id: u64, bytes: &[u8]) {
+        self.connections.handle_input(now, id, bytes, &mut self.workers);
+    }
+
+    /// A connection is over.
+    pub(super) fn handle_closed(&mut self, now: Instant, id: u64) {
+        self.connections.handle_closed(now, id, &mut self.workers);
+    }
+
+    /// Does what is due. Whether the store is to be closed because nobody uses it: [`Target::close`] follows.
+    pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
+        for (worker, connection) in self.workers.deliver(now) {
+            self.connections.arrive(connection, worker);
         }
+        self.connections.handle_timeout(now);
+        self.volume.handle_timeout(now, &mut self.workers)
     }
 
-    /// CLEAR TASK SET, as if another initiator had asked for it.
-    pub(super) fn clear_task_set(&mut self) {
-        let Some(unit) = self.store.unit(0) else { return };
-        for key in unit.sessions_at_work() {
-            unit.abort_for_others(key);
-            self.sessions.abort_tasks(key);
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let workers = [self.workers.next_arrival(), self.volume.poll_timeout(&self.workers)];
+        self.connections.poll_timeout().into_iter().chain(workers.into_iter().flatten()).min()
+    }
+
+    /// Opens the store unless it is open.
+    ///
+    /// # Errors
+    /// What the store says: the disk may fail to read.
+    pub(super) fn open(&mut self, now: Instant) -> Result<(), StoreError> {
+        self.volume.open(now, &mut self.workers).map_err(|(error, logins)| {
+            logins.into_iter().for_each(|login| self.connections.reject(login));
+            error
+        })
+    }
+
+    /// Closes the store in order, while nobody uses it. Whether that went well.
+    pub(super) fn close(&mut self, now: Instant) -> bool {
+        self.volume.close(now, &mut self.workers)
+    }
+
+    /// Another initiator has a task management function carried out that concerns everybody.
+    pub(super) fn manage(&mut self, now: Instant, function: ManagementFunction) {
+        let Some(owner) = self.volume.owner() else { return };
+        let session = (self.connections.next_session(), nexus_of(OPERATOR), node(OPERATOR));
+        self.workers.get_mut(owner).manage(now, self.volume.name(0), session, function);
+    }
+
+    /// LOGICAL UNIT RESET, or one that closes every session too.
+    pub(super) fn reset(&mut self, now: Instant, closes: bool) {
+        let reset = ManagementFunction::LogicalUnitReset(Lun::single_level(0));
+        self.manage(now, if closes { ManagementFunction::TargetColdReset } else { reset });
+    }
+
+    /// CLEAR TASK SET.
+    pub(super) fn clear_task_set(&mut self, now: Instant) {
+        self.manage(now, ManagementFunction::ClearTaskSet(Lun::single_level(0)));
+    }
+
+    /// Ends one session, as an administrator may: at its worker, or at the one that owns the volume.
+    pub(super) fn end_one(&mut self, random: &mut Random) {
+        let sessions = self.workers.sessions();
+        if sessions.is_empty() {
+            return;
+        }
+        let (worker, session) = sessions[random.below(sessions.len() as u64) as usize];
+        let owner = self.volume.owner().filter(|_| random.once_in(2));
+        self.workers.get_mut(owner.unwrap_or(worker)).end_session(session);
+    }
+
+    /// Ends every session in order; the store can be closed when it is idle then.
+    pub(super) fn end_all(&mut self) {
+        for (worker, key) in self.workers.sessions() {
+            if let Some(session) = self.workers.get_mut(worker).session(key) {
+                session.close("the target stops");
+            }
         }
     }
 
     /// Moves everything forward as far as it goes now; what is to be sent.
     pub(super) fn drive(&mut self, now: Instant) -> Vec<Output> {
+        for number in 0..self.workers.count() {
+            while let Some(login) = self.workers.get_mut(number).pop_ready_login() {
+                self.connections.retry_login(login);
+            }
+        }
         loop {
-            let mut moved = self.sessions.drive(now, &mut self.store);
-            let mut finished = self.store.poll();
-            moved |= !finished.is_empty();
-            finished.retain(|(_, task, response)| !self.reservations.take(*task, response.as_ref()));
-            moved |= self.sessions.complete(finished);
-            if !moved {
+            let mut has_progressed = self.connections.drive(now, &mut self.workers, &mut self.volume);
+            self.volume.store.poll();
+            for number in 0..self.workers.count() {
+                let polled = self.workers.poll_units(number);
+                for (task, response) in polled.own_tasks {
+                    self.reservations.take(task, response.as_ref());
+                }
+                has_progressed |= polled.has_progressed;
+            }
+            if !has_progressed {
                 break;
             }
         }
-        self.sessions.take_output()
+        self.workers.send(now);
+        self.connections.take_output()
     }
 
-    fn session_of(&mut self, initiator: u64) -> Option<u64> {
-        let nexus = NexusId {
-            initiator_name: initiator_name(initiator).into(),
-            isid: isid_of(initiator),
-            target_portal_group: 1,
-        };
-        let session = self.store.unit(0)?.session_of(&nexus)?;
-        self.sessions.is_open(session).then_some(session)
+    /// Whether it is to be driven again soon.
+    pub(super) fn is_working(&self) -> bool {
+        self.volume.store.is_working() || self.workers.have_work()
+    }
+
+    fn session_of(&self, initiator: u64) -> Option<u64> {
+        let owner = self.workers.get(self.volume.owner()?);
+        let session = owner.session_of(self.volume.name(0), &nexus_of(initiator))?;
+        self.workers.has_open_session(session).then_some(session)
     }
 
     /// Whether an initiator has a session with the volume.
-    pub(super) fn has_session(&mut self, initiator: u64) -> bool {
+    pub(super) fn has_session(&self, initiator: u64) -> bool {
         self.session_of(initiator).is_some()
     }
 
     /// Has an initiator's node change the reservations of the volume; `None`: it has no session. The outcome comes from
     /// [`Reservations::take_ended`].
-    pub(super) fn reserve(&mut self, initiator: u64, what: Reserve) -> Option<u64> {
-        let session = self.session_of(initiator)?;
+    pub(super) fn reserve(&mut self, now: Instant, initiator: u64, what: Reserve) -> Option<u64> {
+        let (session, owner) = (self.session_of(initiator)?, self.volume.owner()?);
         let (ticket, command) = self.reservations.command(initiator, what);
         let task = command.task;
-        match self.store.unit(0)?.submit(session, command, 0) {
-            Verdict::Answer(response) => drop(self.reservations.take(task, Some(&response))),
-            Verdict::Later => {}
-            Verdict::Violation(what) => panic!("a reservation breaks the frame discipline: {what}"),
+        if let Some(response) = self.workers.get_mut(owner).submit_for(now, self.volume.name(0), session, command) {
+            self.reservations.take(task, response.as_ref());
         }
         Some(ticket)
     }

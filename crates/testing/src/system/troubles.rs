@@ -146,6 +146,7 @@ impl Troubles {
                 chosen(Trouble::KeyServerAway),
             ]),
             Profile::Halves => some(&[cut, chosen(Trouble::Crash)]),
+            Profile::ReplayedHalves => some(&[always(Trouble::Crash, 8 * MILLI)]),
             Profile::Large => Troubles::default(),
         }
     }

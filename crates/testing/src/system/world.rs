@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use strongroom_channel::{ChannelKeys, Role};
-use strongroom_handshake::PublicKey;
 use strongroom_initiator::Scheme;
 use strongroom_net::{Link, LinkOptions};
 use strongroom_store::StoreError;
@@ -16,12 +15,13 @@ use super::fencing::Fencing;
 use super::history::{Action, History, Operation, Value};
 use super::initiators::Initiators;
 use super::keys::KeyServer;
+use super::layout;
 use super::leases::LeaseUse;
 use super::lifecycle::{Lifecycle, Transition};
 use super::network::{Arrival, End, Network};
 use super::profile::{Planted, Profile};
 use super::seen::Seen;
-use super::target::{Output, Settings, Target};
+use super::target::{Output, PlantedRouting, Settings, Target};
 use super::troubles::{Trouble, TroubleSchedule, Troubles};
 use crate::{Faults, Random, SimDisk};
 
@@ -67,9 +67,13 @@ fn choose_lease_use(random: &mut Random, profile: Profile) -> LeaseUse {
 /// What the initiators of a run have in common.
 fn choose_setup(random: &mut Random, profile: Profile, planted: Planted, blocks: u64, key_server: KeyServer) -> Setup {
     let scheme = Scheme::ALL[random.below(Scheme::ALL.len() as u64) as usize];
-    let flushes = if profile == Profile::Flushes { 4 } else { 1 + random.below(6) };
+    let flushes = match profile {
+        Profile::Flushes => 4,
+        Profile::ReplayedHalves => 1,
+        _ => 1 + random.below(6),
+    };
     let halves = match profile {
-        Profile::Halves => true,
+        Profile::Halves | Profile::ReplayedHalves => true,
         Profile::Everything | Profile::OneInitiator => random.once_in(4),
         _ => false,
     };
@@ -88,7 +92,11 @@ fn choose_setup(random: &mut Random, profile: Profile, planted: Planted, blocks:
 impl World {
     pub(super) fn new(seed: u64, profile: Profile, planted: Planted) -> World {
         let mut random = Random::new(seed);
-        let blocks = if profile == Profile::Flushes { 30 } else { 2 + random.below(8) };
+        let blocks = match profile {
+            Profile::Flushes => 30,
+            Profile::ReplayedHalves => 2,
+            _ => 2 + random.below(8),
+        };
         let disk = SimDisk::new(random.number());
         let key_server = KeyServer::new();
         let settings = Settings {
@@ -99,7 +107,9 @@ impl World {
             forgets_reservations: planted.forgets_reservations,
             forgets_leases: planted.forgets_leases,
         };
-        let mut target = Target::new(disk.clone(), settings, random.fork());
+        let routing =
+            PlantedRouting { loses_messages: planted.loses_messages, exchanges_responses: planted.exchanges_responses };
+        let target = Target::new(disk.clone(), settings, routing, random.fork());
         let delay_max = match profile {
             Profile::Flushes => 500 * MICRO,
             _ => [50 * MICRO, 150 * MICRO, 500 * MICRO][random.below(3) as usize],
@@ -111,7 +121,6 @@ impl World {
             disk.leave_out_directory_sync();
         }
         disk.set_faults(Faults { wrong_resumption: planted.wrong_resumption, ..Faults::default() });
-        target.store.open().expect("nothing goes wrong yet");
         let mut world = World {
             profile,
             random,
@@ -142,7 +151,7 @@ impl World {
         self.initiators.clients[0].flush(self.clock.now(), &mut self.history);
         self.run_until(|world| world.initiators.are_quiet());
         if self.profile == Profile::Large {
-            self.target.store.fill();
+            self.target.volume.store.fill();
             self.initiators.clients[0].discard_all(self.clock.now(), MORE_BLOCKS, &mut self.history);
         }
         self.initiators.clients[0].set_requests(requests);
@@ -150,6 +159,7 @@ impl World {
             Profile::OneInitiator | Profile::Flushes | Profile::Large => 0,
             Profile::Everything => self.random.below(3),
             Profile::Clones => 1,
+            Profile::ReplayedHalves => 2,
             _ => 1 + self.random.below(2),
         };
         let cloned = match self.profile {
@@ -167,6 +177,7 @@ impl World {
             self.initiators.add(view, requests, self.clock.now(), &mut self.random);
         }
         self.initiators.begin();
+        self.target.volume.close_when_idle(troubles.idle_close);
         self.schedule.begin(troubles, self.clock.now(), &mut self.random);
     }
 
@@ -175,9 +186,9 @@ impl World {
         let until = self.clock.now() + self.random.below(10 * MILLI);
         self.run_until(|world| world.clock.now() >= until);
         let invoked = self.history.now();
-        self.target.store.make_clone();
+        self.target.volume.store.make_clone();
         let returned = self.history.now();
-        self.contents.note_clone((invoked, returned), &mut self.target.store, &mut self.history);
+        self.contents.note_clone((invoked, returned), &mut self.target.volume.store, &mut self.history);
         self.seen.clones += 1;
     }
 
@@ -185,7 +196,7 @@ impl World {
     fn forge(&mut self) {
         let writes = [self.initiators.next_write(), self.initiators.next_write()];
         let invoked = [self.history.now(), self.history.now()];
-        let answered = self.target.store.write_overlapping(writes);
+        let answered = self.target.volume.store.write_overlapping(writes);
         assert!(answered[0], "the first one is like any other");
         for at in 0..2 {
             let returned = Some(self.history.now()).filter(|_| answered[at]);
@@ -221,10 +232,12 @@ impl World {
     /// Counts what is known at the end only.
     fn count(&mut self) {
         self.seen.requests += self.history.operations.len() as u64;
-        self.seen.commands += self.target.sessions.commands;
+        self.seen.commands += self.target.commands();
+        self.seen.messages += self.target.messages();
+        self.seen.remote_sessions += self.target.connections.remote_sessions;
         self.seen.histories += 1;
         self.seen.registers += self.history.registers_of(self.initiators.setup().blocks).start;
-        self.seen.steps_of_a_call_max = self.target.store.steps_max;
+        self.seen.steps_of_a_call_max = self.target.steps_max();
         self.seen.snapshots_checked += self.contents.snapshots_checked;
         self.seen.fences += self.fencing.fences;
         self.seen.failed_reads += self.history.failed_reads.len() as u64;
@@ -260,6 +273,7 @@ impl World {
     fn heal(&mut self) {
         self.initiators.heal(self.clock.now());
         self.schedule.heal();
+        self.target.volume.close_when_idle(false);
         self.disk.set_failing_reads(0);
         self.schedule.add(self.clock.now(), Trouble::Reservations);
     }
@@ -279,7 +293,7 @@ impl World {
     /// When something happens next.
     fn next(&self) -> Time {
         let now = self.clock.now();
-        let target = self.target.sessions.poll_timeout().map(|at| self.clock.time_of(at));
+        let target = self.target.poll_timeout().map(|at| self.clock.time_of(at));
         let all = [
             self.network.next_arrival(),
             self.initiators.next(&self.clock),
@@ -297,29 +311,34 @@ impl World {
         self.seen.steps += 1;
         self.go_on_with_the_target();
         self.make_trouble();
-        self.fencing.drive(&mut self.target, &mut self.history);
+        self.fencing.drive(instant, &mut self.target, &mut self.history);
         for (id, end, arrival) in self.network.arrived(now) {
             self.arrive(instant, id, end, arrival);
         }
         for at in 0..self.initiators.clients.len() {
             self.drive_client(instant, at);
         }
-        self.target.handle_timeout(instant);
+        if self.target.handle_timeout(instant) && self.lifecycle.is_serving() {
+            self.close_store();
+        }
+        if self.target.volume.is_opening_due(instant) {
+            self.open_store();
+        }
         for output in self.target.drive(instant) {
             match output {
                 Output::Bytes(id, bytes) => self.network.send(now, id, End::Target, bytes),
                 Output::Close(id) => self.network.close(now, id, End::Target),
             }
         }
-        self.contents.take_snapshots(&mut self.target.store, &mut self.history);
-        let is_working = self.target.store.is_working();
+        self.contents.take_snapshots(&mut self.target.volume.store, &mut self.history);
+        let is_working = self.target.is_working();
         self.tick_at = is_working.then(|| now + 5 * MICRO + self.random.below(200 * MICRO));
     }
 
     fn arrive(&mut self, now: Instant, id: u64, end: End, arrival: Arrival) {
         match (end, arrival) {
-            (End::Target, Arrival::Bytes(bytes)) => self.target.sessions.handle_input(now, id, &bytes),
-            (End::Target, Arrival::Closed) => self.target.sessions.handle_closed(now, id),
+            (End::Target, Arrival::Bytes(bytes)) => self.target.handle_input(now, id, &bytes),
+            (End::Target, Arrival::Closed) => self.target.handle_closed(now, id),
             (End::Initiator, arrival) => {
                 let Some(client) = self.initiators.of_connection(id) else { return };
                 match arrival {
@@ -367,31 +386,27 @@ impl World {
     }
 
     fn connect(&mut self, now: Instant, at: usize) {
-        // The target opens its volume at the first login.
-        if let Err(error) = self.target.store.open() {
-            self.not_opened(&error);
-            return;
-        }
-        self.set_disk_faults(false);
-        self.lifecycle.used();
         let id = self.network.connect();
         let mut exporter = [0; 32];
         exporter[..8].copy_from_slice(&id.to_be_bytes());
         let keys = || ChannelKeys::new(exporter, self.initiators.setup().scheme);
-        let node = |number: u64| {
-            let mut bytes = [0; PublicKey::BYTES];
-            bytes[..8].copy_from_slice(&number.to_be_bytes());
-            PublicKey::from_bytes(bytes)
-        };
         let options = LinkOptions { setup_timeout: Duration::from_millis(200), ..LinkOptions::default() };
-        let ours = Link::simulated(Role::Initiator, keys(), node(0), options.clone(), now);
-        let client_node = node(self.initiators.clients[at].number);
+        let ours = Link::simulated(Role::Initiator, keys(), layout::node(layout::OPERATOR), options.clone(), now);
+        let client_node = layout::node(self.initiators.clients[at].number);
         let theirs = Link::simulated(Role::Target, keys(), client_node, options, now);
         let client = &mut self.initiators.clients[at];
         client.connection.id = Some(id);
         client.machine.connected(now, ours);
-        self.target.sessions.accept(id, theirs, client_node);
+        self.target.accept(id, theirs, client_node);
         self.seen.connections += 1;
+    }
+
+    /// The target opens its store at the first login.
+    fn open_store(&mut self) {
+        match self.target.open(self.clock.instant()) {
+            Ok(()) => self.set_disk_faults(false),
+            Err(error) => self.not_opened(&error),
+        }
     }
 
     /// The store does not open now: the disk fails to read, or it is damaged and never will.
@@ -412,15 +427,14 @@ impl World {
     /// The target closes its store, or begins again, if it is time to.
     fn go_on_with_the_target(&mut self) {
         if self.lifecycle.is_stopping() {
-            self.target.sessions.end_all();
+            self.target.end_all();
         }
-        let (now, idle_close) = (self.clock.now(), self.schedule.troubles().idle_close);
-        match self.lifecycle.due(now, &self.target, idle_close, &mut self.random) {
-            Some(Transition::Close { stops }) => {
+        let now = self.clock.now();
+        match self.lifecycle.due(now, &self.target) {
+            Some(Transition::Stop) => {
                 self.close_store();
-                if stops {
-                    self.lifecycle.stopped(now, &mut self.random);
-                }
+                self.target.restart();
+                self.lifecycle.stopped(now, &mut self.random);
             }
             Some(Transition::Begin { crashed }) => self.begin_again(crashed),
             None => {}
@@ -431,18 +445,18 @@ impl World {
     fn begin_again(&mut self, crashed: bool) {
         self.set_disk_faults(true);
         if crashed {
-            if let Err(error) = self.target.store.open() {
+            if let Err(error) = self.target.open(self.clock.instant()) {
                 self.not_opened(&error);
                 return self.lifecycle.not_begun(self.clock.now());
             }
             self.set_disk_faults(false);
-            self.contents.look_around(&mut self.target.store, &self.disk, &mut self.history);
+            self.contents.look_around(&mut self.target.volume.store, &self.disk, &mut self.history);
         }
         self.lifecycle.begun();
     }
 
     fn close_store(&mut self) {
-        let is_whole = self.target.store.close();
+        let is_whole = self.target.close(self.clock.instant());
         self.seen.orderly_closes += 1;
         if is_whole && self.schedule.troubles().rots_anywhere && self.random.once_in(4) {
             let blocks = self.initiators.setup().blocks;
@@ -530,25 +544,25 @@ impl World {
         match trouble {
             Trouble::Crash => self.crash(),
             Trouble::Restart if self.lifecycle.is_serving() => {
-                self.target.sessions.end_all();
+                self.target.end_all();
                 self.lifecycle.stop();
                 self.seen.restarts += 1;
             }
             Trouble::Reset => {
-                self.target.reset();
+                self.target.reset(self.clock.instant(), self.random.once_in(4));
                 self.seen.resets += 1;
             }
             Trouble::Abort => {
-                self.target.clear_task_set();
+                self.target.clear_task_set(self.clock.instant());
                 self.seen.aborts += 1;
             }
-            Trouble::EndSession => self.target.sessions.end_one(&mut self.random),
+            Trouble::EndSession => self.target.end_one(&mut self.random),
             Trouble::KeyEpoch => {
                 self.seen.key_epochs += u64::from(self.initiators.setup().key_server.begin_epoch());
             }
-            Trouble::Idle => self.target.store.idle(),
+            Trouble::Idle => self.target.volume.store.idle(),
             Trouble::Snapshots => {
-                let store = &mut self.target.store;
+                let store = &mut self.target.volume.store;
                 let changed = self.contents.change_snapshots(store, &mut self.history, &mut self.random);
                 self.seen.snapshot_changes += u64::from(changed);
             }

@@ -1,28 +1,24 @@
-//! The store on the simulated disk and the units that serve its views, with what is asked of the store beside all sessions: a clone,
-//! snapshots, and a look at what the blocks hold.
+//! The store on the simulated disk, and what is asked of it beside all sessions: a clone, snapshots, and a look at what the blocks hold.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use strongroom_block::{AttachId, BlockSize, Buffer, CryptoCounters, Geometry, HoleRecord, Lba, Stamp, VolumeId};
-use strongroom_scsi::transport::target::Command;
 use strongroom_seal::{SealContext, VolumeSealer};
 use strongroom_store::{
     BranchId, CreateOptions, Extent, Op, OpError, OpenOptions, Origin, Outcome, Planted, SnapshotId, Store, StoreError,
-    StoreId, View, steps_taken,
+    StoreId, View,
 };
-use strongroom_target::Volume;
-use strongroom_target::machine::{Finished, Memory, Unit, Verdict, create_options, sealed_volume};
+use strongroom_target::machine::{Memory, OpenStore, Unit, create_options, sealed_volume};
+use strongroom_target::{CloneOf, Volume};
 
+use super::steps::StepCounter;
 use crate::system::content;
 use crate::system::history::{Moment, Value};
 use crate::system::keys::KeyServer;
 use crate::system::layout::{BLOCK_BYTES, DOMAIN, HALVES, VIEWS};
 use crate::{Random, SimDisk};
 
-/// Steps that one call of a unit may take in the store: work in proportion to the volume is done in slices.
-const STEPS_MAX: u64 = 12_000;
 /// The snapshot that the clone is made from.
 const FIRST: &str = "first";
 /// Blocks of one request that fills what nobody looks at.
@@ -61,29 +57,29 @@ pub(in crate::system) struct TakenSnapshot {
     pub(in crate::system) invoked: Moment,
 }
 
-/// The store and its units.
+/// The store and its views.
 pub(in crate::system) struct ServedStore {
     disk: SimDisk,
     settings: Settings,
     random: Random,
     /// One for each view; none while the store is closed.
-    units: Vec<Unit>,
-    memory: Memory,
-    clone_memory: Memory,
-    finished: Vec<Finished>,
+    views: Vec<OpenStore>,
+    /// What outlives the units of the views.
+    memories: [Memory; VIEWS.len()],
     /// Snapshots that were asked for and not answered, by token.
     asked_snapshots: BTreeMap<u64, Moment>,
     /// Those that were answered since they were asked for last.
     taken_snapshots: Vec<TakenSnapshot>,
     next_own: u64,
-    /// The most steps of one call of a unit.
-    pub(in crate::system) steps_max: u64,
+    pub(super) steps: StepCounter,
 }
 
 fn volume(settings: &Settings, view: usize) -> Volume {
     let block_size = BlockSize::new(BLOCK_BYTES as u64).expect("possible");
     let blocks = settings.blocks + settings.more_blocks;
-    sealed_volume(VIEWS[view], Geometry { block_size, blocks }, DOMAIN)
+    let volume = sealed_volume(VIEWS[view], Geometry { block_size, blocks }, DOMAIN);
+    let clone_of = CloneOf { volume: VIEWS[0].to_owned(), branch: 1, snapshot: FIRST.to_owned() };
+    Volume { clone_of: (view > 0).then_some(clone_of), ..volume }
 }
 
 impl ServedStore {
@@ -98,14 +94,12 @@ impl ServedStore {
             disk,
             settings,
             random,
-            units: Vec::new(),
-            memory: Memory::default(),
-            clone_memory: Memory::default(),
-            finished: Vec::new(),
+            views: Vec::new(),
+            memories: Default::default(),
             asked_snapshots: BTreeMap::new(),
             taken_snapshots: Vec::new(),
             next_own: 1 << 32,
-            steps_max: 0,
+            steps: StepCounter::default(),
         }
     }
 
@@ -126,35 +120,29 @@ impl ServedStore {
             clock_seconds: || 1_700_000_000,
             ..OpenOptions::default()
         };
-        let store = Store::open_on(Box::new(self.disk.backend(false)), &options, Arc::new(|| {}))?;
-        self.units = vec![Unit::new(volume(&self.settings, 0), store, &self.memory)];
-        self.serve_clone();
+        let backend = Box::new(self.disk.backend(false));
+        self.views = vec![OpenStore::open(|waker| Store::open_on(backend, &options, waker))?];
+        self.find_clone();
         Ok(())
     }
 
     pub(in crate::system) fn is_open(&self) -> bool {
-        !self.units.is_empty()
+        !self.views.is_empty()
     }
 
-    /// Whether the store is open and its units have nothing to do.
-    pub(super) fn is_idle(&self) -> bool {
-        self.is_open() && self.units.iter().all(Unit::is_idle)
-    }
-
-    /// Closes the store in order. What the units have in flight is finished first. Whether that went well.
-    pub(in crate::system) fn close(&mut self) -> bool {
+    /// Closes the store in order. No unit uses it any more. Whether that went well.
+    pub(super) fn close(&mut self) -> bool {
         // The last handle takes the store.
-        let store = self.units.drain(..).rev().fold(None, |_, unit| unit.into_store());
+        let store = self.views.drain(..).rev().fold(None, |_, view| view.into_store());
         // A store whose disk has failed cannot; it will be opened as after a crash.
         store.is_some_and(|store| store.close().is_ok())
     }
 
-    /// The process is gone, with everything that it had in memory.
+    /// The power goes: what was not synced is lost.
     pub(super) fn crash(&mut self) {
-        self.units.clear();
-        self.finished.clear();
+        self.views.clear();
         self.asked_snapshots.clear();
-        for memory in [&self.memory, &self.clone_memory] {
+        for memory in &self.memories {
             if self.settings.forgets_reservations {
                 memory.forget_reservations();
             }
@@ -164,69 +152,67 @@ impl ServedStore {
         }
     }
 
+    /// The process is gone, with everything that it had in memory.
+    pub(super) fn process_ended(&mut self) {
+        self.memories.iter().for_each(Memory::forget_process);
+    }
+
     /// The unit of a view, if the store is open and has it.
-    pub(super) fn unit(&mut self, view: usize) -> Option<&mut Unit> {
-        self.units.get_mut(view)
+    pub(super) fn unit(&self, view: usize) -> Option<Unit> {
+        Some(self.views.get(view)?.unit(volume(&self.settings, view), &self.memories[view]))
     }
 
-    /// Writer leases count from this time.
-    pub(super) fn tick(&mut self, now: Instant) {
-        self.units.iter_mut().for_each(|unit| unit.tick(now));
+    /// What outlives the unit of a view.
+    pub(super) fn memory(&self, view: usize) -> &Memory {
+        &self.memories[view]
     }
 
-    /// A command of a session for a view.
-    pub(super) fn submit(&mut self, view: usize, session: u64, command: Command, blocks_max: usize) -> Verdict {
-        let unit = self.units.get_mut(view).expect("sessions end before their store is closed");
-        counted(&mut self.steps_max, || unit.submit(session, command, blocks_max))
-    }
-
-    /// Moves every unit forward; the commands that have ended.
-    pub(super) fn poll(&mut self) -> Vec<Finished> {
-        for unit in &mut self.units {
-            counted(&mut self.steps_max, || unit.poll(&mut self.finished));
+    /// Moves the store forward, and takes what was asked of it beside all sessions.
+    pub(super) fn poll(&mut self) {
+        let views = &mut self.views;
+        let answers: Vec<_> = self.steps.count(|| views.iter_mut().flat_map(OpenStore::poll).collect());
+        for (token, outcome) in answers {
+            self.own_answer(token, outcome);
         }
-        self.take_own_answers();
-        std::mem::take(&mut self.finished)
     }
 
     /// Whether the store works on something: it is to be polled again soon.
-    pub(in crate::system) fn is_working(&self) -> bool {
-        self.units.first().is_some_and(|unit| unit.ios_in_flight() > 0) || self.units.iter().any(Unit::has_mail)
+    pub(super) fn is_working(&self) -> bool {
+        self.views.first().is_some_and(|view| view.ios_in_flight() > 0) || self.views.iter().any(OpenStore::has_mail)
     }
 
     /// Lets the store tidy up.
     pub(in crate::system) fn idle(&mut self) {
-        if let Some(unit) = self.units.first_mut() {
-            unit.idle();
+        if let Some(view) = self.views.first_mut() {
+            view.idle();
         }
     }
 
-    /// Serves the clone, if there is one.
-    fn serve_clone(&mut self) {
-        let clone = self.units[0].branches().into_iter().find(|branch| branch.id != BranchId::VOLUME);
+    /// Takes the clone in, if there is one.
+    fn find_clone(&mut self) {
+        let clone = self.views[0].branches().into_iter().find(|branch| branch.id != BranchId::VOLUME);
         if let Some(clone) = clone {
-            let unit = self.units[0].of_view(volume(&self.settings, 1), View::Head(clone.id), &self.clone_memory);
-            self.units.push(unit);
+            let view = self.views[0].of_view(View::Head(clone.id));
+            self.views.push(view);
         }
     }
 
-    /// Makes a clone of the volume as it is, and serves it.
+    /// Makes a clone of the volume as it is.
     pub(in crate::system) fn make_clone(&mut self) {
         let Ok(Outcome::SnapshotCreated { id }) = self.ask(Op::SnapshotCreate { name: FIRST.to_owned() }) else {
             panic!("a snapshot was asked for");
         };
         self.ask(Op::CloneCreate { from: id, name: VIEWS[1].to_owned(), volume_id: VolumeId([2; 16]) })
             .expect("nothing goes wrong yet");
-        self.serve_clone();
-        assert_eq!(self.units.len(), 2, "the clone is there");
+        self.find_clone();
+        assert_eq!(self.views.len(), 2, "the clone is there");
     }
 
     fn ask(&mut self, op: Op) -> Result<Outcome, OpError> {
         let token = self.own_token();
-        self.units[0].submit_own(token, op);
+        self.views[0].submit(token, op);
         loop {
-            self.units[0].poll(&mut self.finished);
-            for (of, outcome) in self.units[0].poll_own() {
+            for (of, outcome) in self.views[0].poll() {
                 if of == token {
                     return outcome;
                 }
@@ -238,14 +224,6 @@ impl ServedStore {
     fn own_token(&mut self) -> u64 {
         self.next_own += 1;
         self.next_own
-    }
-
-    /// Answers to what was asked beside all sessions, and nobody waits for.
-    fn take_own_answers(&mut self) {
-        let answers: Vec<_> = self.units.iter_mut().flat_map(Unit::poll_own).collect();
-        for (token, outcome) in answers {
-            self.own_answer(token, outcome);
-        }
     }
 
     fn own_answer(&mut self, token: u64, outcome: Result<Outcome, OpError>) {
@@ -301,14 +279,14 @@ impl ServedStore {
         if self.is_open() {
             let token = self.own_token();
             self.asked_snapshots.insert(token, invoked);
-            self.units[0].submit_own(token, Op::SnapshotCreate { name: token.to_string() });
+            self.views[0].submit(token, Op::SnapshotCreate { name: token.to_string() });
         }
     }
 
     /// Asks for a snapshot to be deleted.
     pub(in crate::system) fn delete_snapshot(&mut self, id: SnapshotId) {
         let token = self.own_token();
-        self.units[0].submit_own(token, Op::SnapshotDelete { id });
+        self.views[0].submit(token, Op::SnapshotDelete { id });
     }
 
     /// Snapshots that were answered since the last call.
@@ -318,37 +296,36 @@ impl ServedStore {
 
     /// The snapshots that the store has, but for the clone's.
     pub(in crate::system) fn snapshots(&self) -> Vec<SnapshotId> {
-        let all = self.units.first().map(Unit::snapshots).unwrap_or_default();
+        let all = self.views.first().map(OpenStore::snapshots).unwrap_or_default();
         all.iter().filter(|one| one.name != FIRST).map(|one| one.id).collect()
     }
 
     /// What the blocks of a view hold, as far as they can be read: asked of the store itself.
     pub(in crate::system) fn look(&mut self, view: usize) -> Vec<Option<Sighted>> {
-        if view >= self.units.len() {
+        if view >= self.views.len() {
             return Vec::new();
         }
-        let mut unit = self.units.remove(view);
-        let found = self.look_through(&mut unit);
-        self.units.insert(view, unit);
+        let mut seen = self.views.remove(view);
+        let found = self.look_through(&mut seen);
+        self.views.insert(view, seen);
         found
     }
 
     /// The same of a snapshot.
     pub(in crate::system) fn look_at_snapshot(&mut self, id: SnapshotId) -> Vec<Option<Sighted>> {
-        let mut unit = self.units[0].of_view(volume(&self.settings, 0), View::Snapshot(id), &Memory::default());
-        self.look_through(&mut unit)
+        let mut view = self.views[0].of_view(View::Snapshot(id));
+        self.look_through(&mut view)
     }
 
-    fn look_through(&mut self, unit: &mut Unit) -> Vec<Option<Sighted>> {
+    fn look_through(&mut self, view: &mut OpenStore) -> Vec<Option<Sighted>> {
         let sealer = sealer(&self.settings.key_server);
         for block in 0..self.settings.blocks {
-            unit.submit_own(block, Op::Read { lba: Lba(block), count: 1 });
+            view.submit(block, Op::Read { lba: Lba(block), count: 1 });
         }
         let mut found = vec![None; self.settings.blocks as usize];
         let mut left = self.settings.blocks;
         while left > 0 {
-            unit.poll(&mut self.finished);
-            for (token, outcome) in unit.poll_own() {
+            for (token, outcome) in view.poll() {
                 if token >= self.settings.blocks {
                     self.own_answer(token, outcome);
                     continue;
@@ -364,16 +341,6 @@ impl ServedStore {
         }
         found
     }
-}
-
-/// Counts the steps of one call of a unit.
-fn counted<T>(steps_max: &mut u64, call: impl FnOnce() -> T) -> T {
-    let before = steps_taken();
-    let result = call();
-    let steps = steps_taken() - before;
-    *steps_max = steps.max(*steps_max);
-    assert!(steps <= STEPS_MAX, "one call of a unit took {steps} steps in the store: it is to be done in slices");
-    result
 }
 
 fn sight(block: u64, extent: Extent, sealer: &VolumeSealer) -> Sighted {
