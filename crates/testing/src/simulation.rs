@@ -9,13 +9,17 @@ mod conditions;
 mod damage;
 mod disk_conditions;
 mod erase;
+mod erases;
+mod expectation;
 mod initiators;
+mod inspection;
 mod replica;
 mod replica_store;
 mod requests;
 mod run;
 mod seen;
 mod snapshot_tree;
+mod store_settings;
 mod views;
 mod volume;
 

@@ -1,5 +1,7 @@
 //! Requests that were sent to the store and not answered yet, with what their answers are compared with.
 
+use std::collections::HashMap;
+
 use strongroom_block::Stamp;
 use strongroom_store::OpError;
 
@@ -17,6 +19,54 @@ pub(super) enum Asked {
     Grow,
     Erase,
     Verified,
+}
+
+/// All requests that were not answered.
+pub(super) struct PendingRequests {
+    asked: HashMap<u64, Asked>,
+    next_op: u64,
+}
+
+impl PendingRequests {
+    pub(super) fn new() -> PendingRequests {
+        PendingRequests { asked: HashMap::new(), next_op: 1 }
+    }
+
+    /// The name of the next request.
+    pub(super) fn upcoming_op(&self) -> u64 {
+        self.next_op
+    }
+
+    /// Names a request.
+    pub(super) fn next_op(&mut self) -> u64 {
+        self.next_op += 1;
+        self.next_op - 1
+    }
+
+    /// Names a request, which is sent now.
+    pub(super) fn ask(&mut self, asked: Asked) -> u64 {
+        let op = self.next_op();
+        self.insert(op, asked);
+        op
+    }
+
+    pub(super) fn insert(&mut self, op: u64, asked: Asked) {
+        self.asked.insert(op, asked);
+    }
+
+    /// A request was answered.
+    pub(super) fn take(&mut self, op: u64) -> Asked {
+        self.asked.remove(&op).expect("asked once, answered once")
+    }
+
+    /// A crash: nothing is answered any more.
+    pub(super) fn forget(&mut self) {
+        self.asked.clear();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.asked.len()
+    }
 }
 
 /// A condition, and what it meets if nothing comes in between.

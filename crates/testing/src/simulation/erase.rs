@@ -5,10 +5,10 @@ use strongroom_block::{Lba, Token};
 use strongroom_store::{Op, Outcome, Store};
 
 use super::asked::Asked;
+use super::erases::Erases;
 use super::run::Run;
-use super::volume::Erases;
 use crate::model::held;
-use crate::{Content, Faults, Model};
+use crate::{Content, Model};
 
 /// Once in how many steps an erase is asked for.
 const STEPS_PER_ERASE: u64 = 60;
@@ -19,23 +19,8 @@ impl Run {
         self.disk.set_sparse();
         let mut store = self.reopen();
         self.erases = Some(Erases { store_id: store.info().store_id, asked: false });
-        self.growth.wanted = self.random.once_in(2);
+        self.expected.growth.wanted = self.random.once_in(2);
         self.settle(&mut store);
-    }
-
-    /// What goes wrong besides, in one round.
-    pub(super) fn rare_faults(&mut self, faults: Faults) -> Faults {
-        if self.erases.is_none() {
-            return faults;
-        }
-        let failing_writes = self.random.once_in(8);
-        self.conditions.failing_syncs |= failing_writes;
-        Faults {
-            failing_write_once_in: if failing_writes { 60 } else { 0 },
-            failing_allocation_once_in: if self.conditions.fills_up { 3 } else { 0 },
-            failing_discard_once_in: if self.random.once_in(3) { 2 } else { 0 },
-            ..faults
-        }
     }
 
     /// An erase was asked for, and what came of it is not known.
@@ -51,16 +36,8 @@ impl Run {
             self.disk.cut_off_after(self.random.below(80));
         }
         self.erases.as_mut().expect("just seen").asked = true;
-        let op = self.next_op();
-        self.asked.insert(op, Asked::Erase);
+        let op = self.pending.ask(Asked::Erase);
         store.submit(Token(op), if self.random.once_in(3) { Op::CryptoErase } else { Op::Erase });
-    }
-
-    /// The key of a cryptographic erase goes, or cannot be destroyed.
-    pub(super) fn destroy_key(&mut self, store: &mut Store) {
-        if self.erases.is_some() && store.erase_awaits_key() {
-            store.key_destroyed(self.random.once_in(2));
-        }
     }
 
     /// An erase that was cut off goes on; false if the disk is cut off.
@@ -90,32 +67,35 @@ impl Run {
     /// Nothing is left of what there was.
     pub(super) fn erased(&mut self, store: &mut Store) {
         self.seen.erases += 1;
-        if let Some(going) = self.views.going.take() {
-            self.views.taken.remove(&going);
+        if let Some(going) = self.expected.views.going.take() {
+            self.expected.views.taken.remove(&going);
         }
-        assert!(self.views.taken.is_empty(), "there was a snapshot");
+        assert!(self.expected.views.taken.is_empty(), "there was a snapshot");
         assert!(store.index().snapshots().is_empty() && store.index().branches().len() == 1, "a view is left");
         let blocks = store.info().geometry.blocks;
-        let highest = self.model.flush_mark();
+        let highest = self.expected.model.flush_mark();
         let erases = self.erases.as_mut().expect("only then");
         assert_ne!(store.info().store_id, erases.store_id, "the same store");
         *erases = Erases { store_id: store.info().store_id, asked: false };
-        if self.volume.kind.is_sealed() {
-            self.model = Model::new(0, self.volume.block_size, highest);
-            self.model.grow(blocks, Content::Nothing);
-            self.growth.unformatted = Some((0, blocks));
+        if self.expected.volume.kind.is_sealed() {
+            self.expected.model = Model::new(0, self.expected.volume.block_size, highest);
+            self.expected.model.grow(blocks, Content::Nothing);
+            self.expected.growth.unformatted = Some((0, blocks));
         } else {
             let Ok(Outcome::Read(extents)) = store.execute(Op::Read { lba: Lba(0), count: 1 }) else {
                 panic!("an erased volume reads as zeros")
             };
-            let first = held(&extents, self.volume.block_size)[0];
+            let first = held(&extents, self.expected.volume.block_size)[0];
             assert!(first.sequence > highest, "a sequence that was used before");
             assert_eq!(first.content, Content::Hole);
-            self.model = Model::new(blocks, self.volume.block_size, first.sequence).of_plain(true);
+            self.expected.model = Model::new(blocks, self.expected.volume.block_size, first.sequence).of_plain(true);
         }
-        self.volume.blocks = blocks;
-        let demanded =
-            if self.views.wanted || !self.volume.kind.is_sealed() { 0 } else { store.info().retention_blocks };
-        self.model.retains(demanded);
+        self.expected.volume.blocks = blocks;
+        let demanded = if self.expected.views.wanted || !self.expected.volume.kind.is_sealed() {
+            0
+        } else {
+            store.info().retention_blocks
+        };
+        self.expected.model.retains(demanded);
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use strongroom_store::{CreateOptions, Receiver, Sender, Store};
+use strongroom_store::{Receiver, Sender, Store};
 
+use super::volume::Volume;
 use crate::{Content, Random, SimDisk};
 
 /// The other store.
@@ -32,9 +33,11 @@ pub(super) struct Transfer {
 }
 
 impl Replica {
-    /// A new store on a disk of its own.
-    pub(super) fn new(disk: SimDisk, options: &CreateOptions) -> Replica {
-        Store::create_on(Box::new(disk.backend(true)), options).expect("the disk is new");
+    /// A new store for snapshots of a volume, with nothing in it, on a disk of its own.
+    pub(super) fn empty(volume: &Volume, random: &mut Random) -> Replica {
+        let disk = SimDisk::new(random.number());
+        let options = volume.create_options(2, random);
+        Store::create_on(Box::new(disk.backend(true)), &options).expect("the disk is new");
         Replica {
             disk,
             blocks: options.geometry.blocks,

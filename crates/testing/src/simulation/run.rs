@@ -1,40 +1,36 @@
-//! One run of one seed: the disk, the store on it, what was asked of it, and the model.
+//! One run of one seed: the disk, the store on it, what was asked of it, and what is expected.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use strongroom_block::{BlockSize, Custody, Geometry, HoleRecord, Lba, SealingDomain, VolumeId};
+use strongroom_block::{BlockSize, Custody, HoleRecord, Lba, SealingDomain};
 use strongroom_store::{
-    CheckReport, CreateOptions, Op, OpError, OpenOptions, Outcome, Planted, RepairOptions, RepairPlan, Store,
-    StoreError, StoreId, Survey, UnitKind,
+    CheckReport, Op, OpError, Outcome, Planted, RepairOptions, RepairPlan, Store, StoreError, Survey, UnitKind,
 };
 
-use super::asked::Asked;
+use super::asked::PendingRequests;
 use super::disk_conditions::DiskConditions;
+use super::erases::Erases;
+use super::expectation::Expectation;
+use super::inspection::{Inspection, ReadFailures};
+use super::replica::Replication;
 use super::replica_store::Replica;
 use super::seen::Seen;
-use super::snapshot_tree::Views;
-use super::volume::{Erases, Growth, Volume};
+use super::store_settings::StoreSettings;
+use super::volume::Volume;
 use crate::{Faults, Model, Random, SimDisk, Stray};
 
 /// One run.
 pub(super) struct Run {
     pub(super) random: Random,
     pub(super) disk: SimDisk,
-    pub(super) volume: Volume,
-    pub(super) model: Model,
-    pub(super) asked: HashMap<u64, Asked>,
-    pub(super) next_op: u64,
+    pub(super) expected: Expectation,
+    pub(super) pending: PendingRequests,
     pub(super) seen: Seen,
     pub(super) conditions: DiskConditions,
-    /// The store takes in few requests at a time.
-    pub(super) few_requests: bool,
-    planted: Planted,
-    pub(super) views: Views,
-    pub(super) growth: Growth,
+    pub(super) settings: StoreSettings,
     /// The store that snapshots are sent to.
     pub(super) replica: Option<Replica>,
-    /// Whether the volume is erased at times.
+    /// If the volume is erased at times.
     pub(super) erases: Option<Erases>,
 }
 
@@ -51,74 +47,59 @@ impl Run {
         let segment_bytes = [64 << 10, 64 << 10, 128 << 10, 256 << 10][random.below(4) as usize];
         let blocks = 20 + random.below(300);
         let disk = SimDisk::new(random.number());
-        let mut run = Run {
+        let volume = Volume { kind, block_size, segment_bytes, blocks };
+        let options = volume.create_options(1, &mut random);
+        Store::create_on(Box::new(disk.backend(true)), &options).expect("the disk is new");
+        Run {
             random,
             disk,
-            volume: Volume { kind, block_size, segment_bytes, blocks },
-            model: Model::new(blocks, block_size, 1).of_plain(!sealed),
-            asked: HashMap::new(),
-            next_op: 1,
+            expected: Expectation::new(volume),
+            pending: PendingRequests::new(),
             seen: Seen::default(),
             conditions: DiskConditions::default(),
-            few_requests: false,
-            planted,
-            views: Views::default(),
-            growth: Growth::default(),
+            settings: StoreSettings::new(planted),
             replica: None,
             erases: None,
-        };
-        let options = run.create_options(1);
-        Store::create_on(Box::new(run.disk.backend(true)), &options).expect("the disk is new");
-        run
-    }
-
-    /// How the store, or the other one, is made.
-    pub(super) fn create_options(&mut self, number: u8) -> CreateOptions {
-        let geometry = Geometry { block_size: self.volume.block_size, blocks: self.volume.blocks };
-        let mut options = CreateOptions::new(VolumeId([number; 16]), geometry, self.volume.kind);
-        options.segment_bytes = self.volume.segment_bytes;
-        options.retention_percent = [10, 50, 100][self.random.below(3) as usize];
-        options.store_id = Some(StoreId([6 + number; 16]));
-        options
+        }
     }
 
     /// What else goes on in this run. What snapshots pin counts as retained in other ways, so nothing is demanded then.
     pub(super) fn choose_what_goes_on(&mut self) {
-        self.growth.wanted = self.random.once_in(3);
-        self.views.wanted = self.random.once_in(2);
-        if self.views.wanted {
-            self.model.retains(0);
-            self.replica = self.random.once_in(2).then(|| self.new_replica());
+        self.expected.growth.wanted = self.random.once_in(3);
+        self.expected.views.wanted = self.random.once_in(2);
+        if self.expected.views.wanted {
+            self.expected.model.retains(0);
+            let is_sent = self.random.once_in(2);
+            self.replica = is_sent.then(|| Replica::empty(&self.expected.volume, &mut self.random));
         }
     }
 
-    pub(super) fn open_options(&mut self) -> OpenOptions {
-        let checkpoint_log_bytes = match self.random.below(4) {
-            0 => None,
-            1 => Some(self.random.below(20_000)),
-            2 => Some(100_000),
-            _ => Some(400_000),
+    /// Reads what the store holds, to compare it.
+    pub(super) fn inspect<'a>(&'a mut self, store: &'a mut Store) -> Inspection<'a> {
+        let failures = ReadFailures {
+            medium: self.reads_may_fail(),
+            busy: self.settings.few_requests,
+            erasing: self.may_be_erased(),
         };
-        self.few_requests = self.random.once_in(6);
-        OpenOptions {
-            open_id: Some(self.random.number()),
-            planted: self.planted,
-            checkpoint_log_bytes,
-            // Small units: then several are often in flight, of which any may reach the disk and any may not.
-            append_unit_bytes_max: [12 << 10, 24 << 10, 264 << 10][self.random.below(3) as usize],
-            cleaning_piece_bytes: [16 << 10, 64 << 10, 256 << 10][self.random.below(3) as usize],
-            data_cache_bytes: if self.random.once_in(2) { 0 } else { 64 << 10 },
-            record_cache_bytes: [0, 20_000, 32 << 20][self.random.below(3) as usize],
-            hide_blocks_per_poll: [1, 300, 4096][self.random.below(3) as usize],
-            queue_ops_max: if self.few_requests { 6 } else { 4096 },
-            clock_seconds: || 1_700_000_000,
-            ..OpenOptions::default()
-        }
+        Inspection { store, expected: &mut self.expected, seen: &mut self.seen, disk: &self.disk, failures }
+    }
+
+    /// The store that snapshots are sent to, and what sending uses.
+    fn replication(&mut self) -> (&mut Replica, Replication<'_>) {
+        let replication = Replication {
+            random: &mut self.random,
+            settings: &mut self.settings,
+            expected: &self.expected,
+            seen: &mut self.seen,
+            disk: &self.disk,
+            failing_reads: self.conditions.failing_reads,
+        };
+        (self.replica.as_mut().expect("there is one"), replication)
     }
 
     fn try_open(&mut self) -> Result<Store, StoreError> {
         let orderly = self.random.once_in(4);
-        let options = self.open_options();
+        let options = self.settings.choose(&mut self.random);
         Store::open_on(Box::new(self.disk.backend(orderly)), &options, Arc::new(|| {}))
     }
 
@@ -136,20 +117,21 @@ impl Run {
     /// A sealed volume begins with one hole over all of it.
     pub(super) fn format(&mut self) {
         let mut store = self.open().expect("nothing goes wrong yet");
-        if self.volume.kind.is_sealed() {
+        if self.expected.volume.kind.is_sealed() {
             assert!(matches!(store.execute(Op::Read { lba: Lba(0), count: 1 }), Err(OpError::NotFormatted { .. })));
-            let hole = HoleRecord { start: Lba(0), count: self.volume.blocks, record: self.record(0, 0, None) };
+            let volume = &self.expected.volume;
+            let hole = HoleRecord { start: Lba(0), count: volume.blocks, record: volume.record(0, 0, None) };
             let written = store.execute(Op::Hole { holes: vec![hole], origin: None });
             let Ok(Outcome::Written { first, .. }) = written else { panic!("{written:?}") };
-            self.model = Model::new(self.volume.blocks, self.volume.block_size, first.0);
-            self.model.retains(store.info().retention_blocks);
+            self.expected.model = Model::new(volume.blocks, volume.block_size, first.0);
+            self.expected.model.retains(store.info().retention_blocks);
         }
         if self.random.once_in(3) {
             self.fill(&mut store);
         }
-        let mark = self.model.flush_mark();
+        let mark = self.expected.model.flush_mark();
         store.execute(Op::Flush).expect("nothing goes wrong yet");
-        self.model.flushed(mark);
+        self.expected.model.flushed(mark);
         if self.random.once_in(2) {
             store.close().expect("nothing goes wrong yet");
         }
@@ -166,8 +148,8 @@ impl Run {
                 self.disk.cut_off_after(self.random.below(60));
             }
             if let Some(mut store) = self.open() {
-                if self.erase_goes_on(&mut store) && self.compare_worlds(&mut store) {
-                    self.demand_versions(&mut store);
+                if self.erase_goes_on(&mut store) && self.inspect(&mut store).compare_worlds() {
+                    self.inspect(&mut store).demand_versions();
                     self.disk.cut_off_after(u64::MAX);
                     if !self.disk.is_cut_off() {
                         return store;
@@ -176,7 +158,7 @@ impl Run {
                 drop(store);
             }
             self.seen.cut_offs_while_opening += 1;
-            self.asked.clear();
+            self.pending.forget();
             self.disk.crash();
         }
     }
@@ -204,7 +186,11 @@ impl Run {
             failing_read_once_in: if self.conditions.failing_reads { 30 } else { 0 },
             ..self.conditions.harmless
         };
-        let faults = self.rare_faults(faults);
+        let (faults, failing_writes) = match self.erases {
+            Some(_) => Erases::rare_faults(faults, self.conditions.fills_up, &mut self.random),
+            None => (faults, false),
+        };
+        self.conditions.failing_syncs |= failing_writes;
         self.conditions.cuts = true;
         for _ in 0..steps {
             if self.conditions.fills_up && self.random.once_in(8) {
@@ -214,7 +200,7 @@ impl Run {
                 self.disk.set_faults(faults);
             }
             self.step(&mut store);
-            if self.disk.is_cut_off() || self.views.limbo.is_some() {
+            if self.disk.is_cut_off() || self.expected.views.limbo.is_some() {
                 break;
             }
         }
@@ -222,13 +208,13 @@ impl Run {
         self.disk.set_faults(self.conditions.harmless);
         self.take_stats(&store);
         let refused = store.stats().writes_refused;
-        if self.few_requests {
+        if self.settings.few_requests {
             self.settle(&mut store);
         }
         let demands = !self.disk.is_cut_off() && !refused && !self.may_be_erased();
         if demands && self.random.once_in(2) {
             // After a reopening what went too soon may be back: it is still in the log.
-            self.demand_versions(&mut store);
+            self.inspect(&mut store).demand_versions();
         }
         if !self.disk.is_cut_off() && !refused && self.random.once_in(2) {
             self.disk.cut_off_after(u64::MAX);
@@ -253,12 +239,13 @@ impl Run {
         if self.random.once_in(20) {
             store.scrub();
         }
-        if self.views.wanted && self.random.once_in(40) {
+        if self.expected.views.wanted && self.random.once_in(40) {
             self.change_views(store);
         }
         self.erase_now_and_then(store);
         if self.replica.is_some() && self.random.once_in(12) {
-            self.replicate(store);
+            let (replica, mut replication) = self.replication();
+            replica.replicate(store, &mut replication);
         }
         self.take_answers(store);
     }
@@ -271,13 +258,13 @@ impl Run {
         }
         store.execute(Op::Flush).expect("nothing goes wrong any more");
         self.take_answers(&mut store);
-        let mark = self.model.flush_mark();
+        let mark = self.expected.model.flush_mark();
         store.close().expect("nothing goes wrong any more");
-        self.model.flushed(mark);
+        self.expected.model.flushed(mark);
     }
 
     fn power_cut(&mut self) {
-        self.asked.clear();
+        self.pending.forget();
         self.disk.crash();
     }
 
@@ -285,9 +272,10 @@ impl Run {
     pub(super) fn last_look(&mut self) {
         let mut store = self.reopen();
         if self.replica.is_some() {
-            self.replicate_all(&mut store);
+            let (replica, mut replication) = self.replication();
+            replica.replicate_all(&mut store, &mut replication);
         }
-        assert!(self.compare_worlds(&mut store), "nothing goes wrong any more");
+        assert!(self.inspect(&mut store).compare_worlds(), "nothing goes wrong any more");
         self.seen.ios = self.disk.ios();
     }
 
@@ -299,7 +287,7 @@ impl Run {
             for _ in 0..60 {
                 self.random = requests.fork();
                 self.step(&mut store);
-                if self.disk.is_cut_off() || self.views.limbo.is_some() {
+                if self.disk.is_cut_off() || self.expected.views.limbo.is_some() {
                     break;
                 }
             }
@@ -311,8 +299,8 @@ impl Run {
         let cut_off = self.disk.is_cut_off();
         self.power_cut();
         let mut store = self.open().expect("nothing goes wrong any more");
-        assert!(self.compare_worlds(&mut store), "nothing goes wrong any more");
-        self.demand_versions(&mut store);
+        assert!(self.inspect(&mut store).compare_worlds(), "nothing goes wrong any more");
+        self.inspect(&mut store).demand_versions();
         cut_off
     }
 
@@ -328,7 +316,7 @@ impl Run {
             0 => drop(store.close()),
             1 => {
                 self.settle(&mut store);
-                self.compare_after_lie(&mut store, None);
+                self.inspect(&mut store).compare_after_lie(None);
             }
             _ => {}
         }
@@ -339,8 +327,8 @@ impl Run {
         match self.try_open() {
             Ok(mut store) => {
                 let report = report.expect("what opens can be checked");
-                self.compare_after_lie(&mut store, Some(&report));
-                self.compare_snapshots_after_lie(&mut store);
+                self.inspect(&mut store).compare_after_lie(Some(&report));
+                self.inspect(&mut store).compare_snapshots_after_lie();
             }
             Err(StoreError::Damaged { .. } | StoreError::Superblock(_)) => {
                 assert!(self.disk.has_strayed(), "nothing was wrong");
@@ -362,7 +350,7 @@ impl Run {
             self.close(store);
         }
         let segments = Survey::of_backend(&mut self.disk.backend(true)).info().expect("whole").segments;
-        let segment_pages = u64::from(self.volume.segment_bytes / 4096);
+        let segment_pages = u64::from(self.expected.volume.segment_bytes / 4096);
         for _ in 0..1 + self.random.below(3) {
             let page = match self.random.below(8) {
                 0 => 0,
@@ -388,10 +376,10 @@ impl Run {
         assert!(plan.steps.iter().all(|step| step.done), "everything is done with consent: {plan:?}");
         assert!(!needed || saved > 0, "what is changed is saved");
         self.seen.repairs += u64::from(needed);
-        self.model.forget_claims();
+        self.expected.model.forget_claims();
         let report = CheckReport::of_backend(&mut self.disk.backend(true)).expect("it opens after its repair");
         let mut store = self.open().expect("it opens after its repair");
-        self.compare_after_lie(&mut store, Some(&report));
+        self.inspect(&mut store).compare_after_lie(Some(&report));
         self.seen.checks += 1;
         drop(store.close());
     }
