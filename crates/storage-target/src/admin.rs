@@ -8,6 +8,7 @@ mod answer;
 mod client;
 mod drain;
 pub(crate) mod error;
+mod lines;
 mod receive;
 mod report;
 mod send;

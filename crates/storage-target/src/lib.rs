@@ -24,6 +24,7 @@ pub mod operate;
 mod pool;
 pub mod protection;
 mod reception;
+mod receptions;
 pub mod retention;
 pub mod schedule;
 mod schedule_runner;

@@ -3,8 +3,7 @@
 //! A [`Reception`] belongs to a thread of its own, which may wait. It decodes the stream and checks every block there; the volume's worker
 //! gets slices of about 1 MiB, one after the other, and never waits. Absent: what carries the stream here.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_store::{
@@ -28,10 +27,6 @@ pub(crate) const ROOM_PATIENCE: Duration = Duration::from_secs(120);
 const RECEPTION_BYTES: u64 = 8 << 20;
 /// Bytes that may be given to [`Reception::feed`] at once.
 pub(crate) const FEED_BYTES_MAX: usize = 1 << 20;
-
-/// The volumes that take in a stream now: one stream at a time for each.
-#[derive(Debug, Default)]
-pub(crate) struct ReceptionsUnderWay(Mutex<HashSet<VolumeName>>);
 
 /// Why a volume does not take a stream in, or not all of it.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +80,7 @@ impl Reception {
             return Err(in_use(shared, &volume, writers));
         }
         let memory = charge(shared, patience)?;
-        if !shared.operations.receptions.lock().insert(volume.name.clone()) {
+        if !shared.operations.receptions.begin(&volume.name) {
             return Err(ReceptionError::Busy(volume.name));
         }
         let receiver = Receiver::new();
@@ -179,13 +174,7 @@ impl Reception {
 
 impl Drop for Reception {
     fn drop(&mut self) {
-        self.shared.operations.receptions.lock().remove(&self.volume.name);
-    }
-}
-
-impl ReceptionsUnderWay {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<VolumeName>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.operations.receptions.end(&self.volume.name);
     }
 }
 
@@ -211,7 +200,7 @@ pub(crate) fn unfinished(
     let all: Vec<ReceptionInfo> = served.ask(Job::Receptions)?;
     if abandon {
         let _turn = shared.operations.turns.take([volume.name.clone()]);
-        if shared.operations.receptions.lock().contains(&volume.name) {
+        if shared.operations.receptions.contains(&volume.name) {
             return Err(ReceptionError::Busy(volume.name));
         }
         for reception in &all {

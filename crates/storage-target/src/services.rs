@@ -18,7 +18,7 @@ use crate::error::ConfigError;
 use crate::metrics::Metrics;
 use crate::names::VolumeName;
 use crate::pool::Pool;
-use crate::reception::ReceptionsUnderWay;
+use crate::receptions::ReceptionsUnderWay;
 use crate::scheduler::Scheduler;
 use crate::sends::SendsUnderWay;
 use crate::settings::{ChangedSettings, LiveSettings, Settings};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use strongroom_store::ReceptionInfo;
 
-use super::{CLIENT_PATIENCE, Reply, Resume, SLICE_PATIENCE};
+use super::{CLIENT_PATIENCE, Reply, Resume, SLICE_PATIENCE, lines};
 use crate::reception::{FEED_BYTES_MAX, ROOM_PATIENCE, Reception, ReceptionError};
 use crate::services::TargetServices;
 
@@ -28,7 +28,7 @@ pub(super) fn receive(
         Err(error) => return Ok(Reply::Error(error.to_string())),
     };
     let size_bytes = reception.size_bytes();
-    super::socket::send(client, &Reply::Stream { size_bytes })?;
+    lines::send(client, &Reply::Stream { size_bytes })?;
     client.set_read_timeout(Some(SLICE_PATIENCE))?;
     let mut input = unread.as_slice().chain(client.try_clone()?);
     let mut piece = Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn receive(
 
 /// Behind this nothing is read any more: what the client has sent meanwhile is no request.
 fn refuse(client: &mut UnixStream, problem: String) -> io::Result<Reply> {
-    super::socket::send(client, &Reply::Error(problem))?;
+    lines::send(client, &Reply::Error(problem))?;
     Err(io::ErrorKind::InvalidData.into())
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use strongroom_store::{Sender, SnapshotId};
 
 use super::error::RequestError;
-use super::{CLIENT_PATIENCE, Reply, Resume, SLICE_BYTES_MAX, SLICE_PATIENCE};
+use super::{CLIENT_PATIENCE, Reply, Resume, SLICE_BYTES_MAX, SLICE_PATIENCE, lines};
 use crate::operate::{Served, load};
 use crate::sends::SendUnderWay;
 use crate::services::TargetServices;
@@ -32,7 +32,7 @@ pub(super) fn send(
         Err(error) => return Ok(Reply::Error(error.to_string())),
     };
     client.set_write_timeout(Some(SLICE_PATIENCE))?;
-    super::socket::send(client, &Reply::Stream { size_bytes })?;
+    lines::send(client, &Reply::Stream { size_bytes })?;
     let reply = loop {
         let position = stream.position();
         let (next, bytes) = match served.send(stream) {
@@ -47,10 +47,10 @@ pub(super) fn send(
         let done_bytes = stream.blocks_done() * block_bytes;
         if bytes.is_empty() && stream.position() > position {
             // Over long empty ranges the client sees that the stream makes progress.
-            super::socket::send(client, &Reply::Slice { bytes: 0, done_bytes })?;
+            lines::send(client, &Reply::Slice { bytes: 0, done_bytes })?;
         }
         for slice in bytes.chunks(SLICE_BYTES_MAX) {
-            super::socket::send(client, &Reply::Slice { bytes: slice.len(), done_bytes })?;
+            lines::send(client, &Reply::Slice { bytes: slice.len(), done_bytes })?;
             client.write_all(slice)?;
         }
     };
