@@ -480,7 +480,7 @@ fn seal_spec(spec: &SealedSpec, domain: SealingDomain, root: &Path) -> Result<Se
             "custody 'target' needs a wrapping key outside the store; make one with `strongroom key new` and name its file",
         )),
         (Some(path), Custody::Target) if path.starts_with(root) => Err(CatalogueError::Kind(
-            "the wrapping key must not lie beside the volumes: whoever takes their disk would have it; choose another place",
+            "the wrapping key must not lie beside the volumes: a thief of their disk would have it; choose another place",
         )),
         (Some(_), Custody::KeyFile | Custody::KeyServer) => {
             Err(CatalogueError::Kind("a wrapping key belongs to custody 'target' alone; leave it out"))

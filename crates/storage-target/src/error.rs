@@ -83,7 +83,7 @@ pub enum CatalogueError {
     },
     /// Its contents are being moved between it and another one.
     #[error(
-        "the contents of '{name}' are being sealed anew, between it and '{other}': let `strongroom volume reseal URL` end, or give it \
+        "the contents of '{name}' are being resealed, between it and '{other}': let `strongroom volume reseal URL` end, or give it \
          up with `strongroom volume reseal VOLUME --abandon`"
     )]
     Moving {
@@ -94,7 +94,7 @@ pub enum CatalogueError {
     },
     /// Its successor has taken its place, and its directory has not yet.
     #[error(
-        "'{name}' is just being replaced by what it was sealed anew as; try again in a moment, or start its target if that was \
+        "'{name}' is just being replaced by what it was resealed as; try again in a moment, or start its target if that was \
          stopped meanwhile: it finishes that"
     )]
     Succeeded {

@@ -14,11 +14,11 @@ pub(crate) struct Pool(Arc<Inner>);
 struct Inner {
     name: &'static str,
     threads_max: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     waiting: VecDeque<Job>,
     threads: usize,
     /// Most threads that there were at the same time.
@@ -60,11 +60,11 @@ impl Pool {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start_thread(inner: &Arc<Inner>, state: &mut State) -> io::Result<()> {
+    fn start_thread(inner: &Arc<Inner>, state: &mut PoolState) -> io::Result<()> {
         let own = Arc::clone(inner);
         let body = move || {
             let thread = PoolThread(own);

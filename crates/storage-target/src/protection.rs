@@ -34,7 +34,7 @@ impl Service {
 }
 
 /// What a volume asks of its sessions, in `[access]` of its description. Nothing asked: a sealed volume takes any channel
-/// that does not show its blocks where its name says that it would not; a plain one whatever the configuration admits.
+/// that does not show its blocks where its name says that it would not; a plain one is so under any configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Protection {
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(fitting(&plain()), ["S0", "S1-1", "S1-2", "S2-1", "S2-3", "S2-5"]);
         assert_eq!(fitting(&asking(plain(), &[Integrity], &[])), ["S1-1", "S1-2", "S2-1", "S2-3", "S2-5"]);
         assert_eq!(fitting(&asking(plain(), &[Confidentiality], &[])), ["S2-1", "S2-3", "S2-5"]);
-        // A plain unit's blocks are protected with the headers, whatever the scheme.
+        // A plain unit's blocks are protected with the headers under every scheme.
         assert_eq!(fitting(&asking(plain(), &[CheckedOnArrival], &[])), ["S1-1", "S1-2", "S2-1", "S2-3", "S2-5"]);
         let sealed = || sealed(Mode::Encrypt);
         assert_eq!(fitting(&asking(sealed(), &[Confidentiality], &[])), ["S2-1", "S2-3", "S2-5"]);

@@ -13,6 +13,8 @@ use crate::iterations::IterationTimes;
 use crate::unit::SessionKey;
 
 /// A moment's picture of a target.
+///
+/// One field for each counter of the JSON of a status report (docs/admin.md), which is flat; hence its number of fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Connections now, those still logging in included.

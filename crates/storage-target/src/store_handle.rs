@@ -3,17 +3,21 @@
 //!
 //! Nothing here is locked: a store and all its handles stay in the thread of their worker.
 
+mod views;
+
 use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use strongroom_block::{Lba, Token};
 use strongroom_store::{
-    Admission, BranchInfo, Completion, IoKind, MemoryUse, Op, Outcome, PinnedCount, ReceiveStep, ReceptionInfo, Run,
-    SendStep, Sender, SnapshotInfo, SpaceState, Stats, Store, StreamError, Unverified, View, VolumeInfo,
+    Admission, BranchInfo, Completion, IoKind, MemoryUse, Op, PinnedCount, Run, SnapshotInfo, SpaceState, Stats, Store,
+    Unverified, View, VolumeInfo,
 };
 
 use crate::store_queue::StoreQueue;
+
+pub(crate) use self::views::{EraseView, ScrubView, StreamView};
 
 /// Bits of a token that are the unit's own; those above are the handle's slot.
 const TOKEN_BITS: u32 = 48;
@@ -147,30 +151,10 @@ impl StoreHandle {
 
     /// Takes a request in, addressed to any view.
     pub(crate) fn submit_to(&mut self, token: Token, view: View, op: Op) {
-        debug_assert!(token.0 >> TOKEN_BITS == 0, "a unit has not so many requests");
-        let token = Token((self.slot as u64) << TOKEN_BITS | token.0);
+        let token = self.own_token(token);
         let shared = &mut *self.shared.borrow_mut();
         shared.slots[self.slot].in_flight += 1;
         shared.store.submit_to(token, view, op);
-    }
-
-    /// Takes a step of a stream in.
-    pub(crate) fn submit_receive(&mut self, token: Token, step: ReceiveStep) -> Result<(), StreamError> {
-        let token = Token((self.slot as u64) << TOKEN_BITS | token.0);
-        let shared = &mut *self.shared.borrow_mut();
-        step.submit(&mut shared.store, token)?;
-        shared.slots[self.slot].in_flight += 1;
-        Ok(())
-    }
-
-    /// Whether there is room for a step now.
-    pub(crate) fn may_receive(&self, step: &ReceiveStep) -> bool {
-        step.has_room(&self.shared.borrow().store)
-    }
-
-    /// What was begun to be received.
-    pub(crate) fn receptions(&self) -> Vec<ReceptionInfo> {
-        self.shared.borrow().store.index().receptions()
     }
 
     /// Moves the store forward; appends what has finished for this unit, and returns how many that are.
@@ -203,7 +187,7 @@ impl StoreHandle {
     }
 
     /// From now on completions of I/O wake the worker straight from the kernel, where that can be.
-    pub(crate) fn signal_completions(&mut self, waker: &strongroom_net::Waker) {
+    pub(crate) fn signal_completions(&self, waker: &strongroom_net::Waker) {
         self.store().signal_completions(waker.eventfd());
     }
 
@@ -214,26 +198,6 @@ impl StoreHandle {
 
     pub(crate) fn space_percent(&self) -> u8 {
         self.shared.borrow().store.space_percent()
-    }
-
-    /// How far an erase of the store is, in 65536ths; `None`: there is none.
-    pub(crate) fn erase_progress(&self) -> Option<u16> {
-        self.shared.borrow().store.erase_progress()
-    }
-
-    /// Whether an erase is under way that nothing can undo any more.
-    pub(crate) fn erase_is_certain(&self) -> bool {
-        self.shared.borrow().store.erase_is_certain()
-    }
-
-    /// Whether a cryptographic erase waits for the key to go.
-    pub(crate) fn erase_awaits_key(&self) -> bool {
-        self.shared.borrow().store.erase_awaits_key()
-    }
-
-    /// The key that wrapped everything is destroyed, or could not be.
-    pub(crate) fn key_destroyed(&mut self, is_destroyed: bool) {
-        self.store().key_destroyed(is_destroyed);
     }
 
     /// What the store holds in memory.
@@ -294,16 +258,6 @@ impl StoreHandle {
         }
     }
 
-    /// What comes next in a stream of a snapshot.
-    pub(crate) fn send_step(&self, sender: &mut Sender) -> Result<SendStep, StreamError> {
-        sender.next_step(&self.shared.borrow().store.index())
-    }
-
-    /// The bytes of blocks that were read for a stream.
-    pub(crate) fn send_blocks(&self, sender: &mut Sender, read: &Outcome) -> Vec<u8> {
-        sender.blocks_read(&self.shared.borrow().store.index(), read)
-    }
-
     /// Every snapshot in the store.
     pub(crate) fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.shared.borrow().store.index().snapshots()
@@ -320,33 +274,29 @@ impl StoreHandle {
     }
 
     /// Nothing was asked for a while.
-    pub(crate) fn idle(&mut self) {
+    pub(crate) fn idle(&self) {
         self.store().idle();
     }
 
-    /// Addresses of blocks that scrubbing found to be bad.
-    pub(crate) fn bad_blocks(&self) -> Vec<u64> {
-        self.shared.borrow().store.bad_blocks().into_iter().map(|lba| lba.0).collect()
+    /// The erase of the store.
+    pub(crate) fn erase(&self) -> EraseView<'_> {
+        EraseView(self)
     }
 
-    /// Nothing was asked for a while: looks for rot in one segment.
-    pub(crate) fn scrub(&mut self) {
-        self.store().scrub();
+    /// Streams of snapshots.
+    pub(crate) fn streams(&self) -> StreamView<'_> {
+        StreamView(self)
     }
 
-    /// Looks for rot in one segment although requests are in flight.
-    pub(crate) fn scrub_beside(&mut self) {
-        self.store().scrub_beside();
+    /// The search for damaged blocks.
+    pub(crate) fn scrub(&self) -> ScrubView<'_> {
+        ScrubView(self)
     }
 
-    /// Whether a segment is being read for that.
-    pub(crate) fn is_scrubbing(&self) -> bool {
-        self.shared.borrow().store.is_scrubbing()
-    }
-
-    /// How many times the whole store was read for that.
-    pub(crate) fn scrub_passes(&self) -> u64 {
-        self.shared.borrow().store.stats().scrub_passes
+    /// The store's token for a unit's.
+    fn own_token(&self, token: Token) -> Token {
+        debug_assert!(token.0 >> TOKEN_BITS == 0, "a unit has not that many requests");
+        Token((self.slot as u64) << TOKEN_BITS | token.0)
     }
 
     fn store(&self) -> RefMut<'_, Store> {
@@ -368,7 +318,7 @@ mod tests {
     use std::sync::Arc;
 
     use strongroom_block::{BlockSize, Buffer, Geometry, VolumeId};
-    use strongroom_store::{CreateOptions, OpenOptions, UnitKind};
+    use strongroom_store::{CreateOptions, OpenOptions, Outcome, UnitKind};
 
     use super::*;
 

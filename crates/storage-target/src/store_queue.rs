@@ -1,9 +1,9 @@
 //! How the sessions at a store share its queue. A store takes so many requests in and answers BUSY to the rest; if that were all, those
-//! who ask for much at once would have all of it, and refill it faster than anybody else comes back.
+//! who ask for much at once would have all of it, and refill it faster than any other comes back.
 //!
 //! A session may have no more in the queue than is free in it (the dynamic threshold of Choudhury and Hahne, "Dynamic queue length
 //! thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6 (2), 1998): one alone gets half of it, `n` get
-//! 1/(n + 1) each, and who comes anew finds room at once. What is beyond that waits in its own session and is not answered BUSY.
+//! 1/(n + 1) each, and a new session finds room at once. What is beyond that waits in its own session and is not answered BUSY.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl Drop for Share {
 
 #[cfg(test)]
 mod tests {
-    //! Proves that whoever comes finds room in the queue, however much those before him want of it, and that they give way.
+    //! Proves that every newcomer finds room in the queue, however much those before him want of it, and that they give way.
     use super::*;
 
     /// Takes as much as there is; how much that was.

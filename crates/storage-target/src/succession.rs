@@ -43,7 +43,7 @@ fn settle(weak: Weak<TargetServices>, shared: Arc<TargetServices>, name: &Volume
     let (mut shared, mut pause) = (Some(shared), PAUSE);
     while let Some(here) = shared {
         match here.catalogue.successions().settle(name) {
-            Ok(()) => return tracing::warn!(volume = %name, "what the volume was sealed anew as has taken its place"),
+            Ok(()) => return tracing::warn!(volume = %name, "what the volume was resealed as has taken its place"),
             Err(CatalogueError::InUse { .. }) => {}
             Err(error) => {
                 tracing::error!(volume = %name, %error, "the volume's new form has not its directory yet; trying again")

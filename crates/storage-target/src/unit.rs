@@ -1,15 +1,18 @@
 //! A logical unit: one volume with its store, and the nexuses that use it. It takes SCSI commands and gives responses, by completion.
 //!
-//! A unit belongs to one worker, and no other thread uses it. It connects objects that each have a state of their own:
+//! A unit belongs to one worker, and no other thread uses it. [`Unit`] connects objects that each have a state of their own:
 //!
 //! | object | what it decides |
 //! |---|---|
+//! | [`device_server`] | which commands may be executed now, and how each ends |
+//! | [`commands`] | what a command does with blocks: one file each |
+//! | [`medium`] | which blocks there are, mode pages, started or stopped, counters |
 //! | [`access_control`] | who may use the unit: sessions, reservations, writer leases |
-//! | [`medium`] | mode pages, started or stopped, counters |
+//! | [`task_set`] | which commands are executing, and what waits for their end |
 //! | [`sanitize`] | SANITIZE and cryptographic erase |
-//! | [`executor`] | which commands are executing, and how each ends |
-//! | [`copy`] | EXTENDED COPY |
+//! | [`copies`] | what EXTENDED COPY leaves behind and needs from other units |
 //! | [`jobs`] | administrative jobs on the store |
+//! | [`receive`] | snapshots that are received, and what sessions see meanwhile |
 //! | [`verify`] | background verification (custody `target`) |
 //! | [`space`] | what is reported about the store's free space |
 //! | [`codec`] | how records and blocks change between channel and store |
@@ -17,106 +20,92 @@
 //! Sockets, sessions and logins are not here: a unit knows its sessions as [`SessionKey`]s with a nexus.
 
 mod access_control;
-mod admission;
 mod answers;
-mod blocks;
 mod closed;
 mod codec;
-mod copy;
+mod commands;
+mod copies;
+mod device_server;
 mod environment;
-mod executor;
 mod files;
+mod identity;
 mod image;
 mod jobs;
 mod key_renewal;
 mod leases;
 mod medium;
-mod modify;
 mod pending;
 mod persistent_file;
 mod plan;
 mod receive;
+mod receive_step;
 mod request;
 mod reservations;
 mod response;
 mod sanitize;
-mod sealed;
-mod serve;
 mod space;
 mod task;
+mod task_set;
 mod users;
 mod verify;
-mod work;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{Geometry, Lba, Opener, Token};
+use strongroom_block::{Geometry, Opener, Token};
 use strongroom_scsi::transport::target as transport;
-use strongroom_scsi::transport::target::{Response, TaskId};
-use strongroom_scsi::{Command, NexusId, Sense, UnitAttention, UnitKind, cdb};
+use strongroom_scsi::transport::target::TaskId;
+use strongroom_scsi::{NexusId, UnitAttention};
 use strongroom_store::{Completion, Op, OpError, Outcome, SnapshotId, View};
 
 use self::access_control::AccessControl;
-use self::copy::ThirdPartyCopies;
-use self::executor::{Ending, Executor, RunningCommand};
+use self::device_server::DeviceServer;
+use self::identity::UnitIdentity;
 use self::image::PinnedImage;
 use self::jobs::{JobRules, Jobs, RunningJob};
-use self::medium::MediumState;
+use self::medium::{Medium, MediumState};
 use self::persistent_file::PersistentFile;
-use self::plan::Plan;
-use self::response::{check_condition, with_descriptor_sense};
-use self::sanitize::{EraseEvent, SanitizeStatus, Sanitizer};
-use self::serve::{SERVED_MAX, ServedOperation};
+use self::receive::SnapshotReceiver;
+use self::receive_step::RequestedStep;
+use self::sanitize::EraseEvent;
 use self::space::SpaceWatch;
-use self::verify::{Verification, Verifier};
-use self::work::{Next, Work};
-use crate::open_units::{CrossUnitError, CrossUnitRequest, CrossUnitResult, Origin, Requester};
+use self::verify::Verifier;
+use crate::open_units::{CrossUnitRequest, CrossUnitResult, Origin};
 use crate::store_handle::StoreHandle;
 use crate::volume::{Access, Volume};
 
 pub(crate) use self::closed::{ClosedUnit, ClosedUnits};
 pub(crate) use self::codec::BlockCodec;
-pub(crate) use self::copy::OutwardErrand;
+pub(crate) use self::copies::OutgoingRequest;
 pub(crate) use self::environment::TargetEnvironment;
 pub(crate) use self::files::{SimulatedFiles, UnitFiles};
 pub(crate) use self::image::{ABSENCE_MAX, AbsentReader};
 pub(crate) use self::jobs::{Job, StoreContents};
 pub(crate) use self::key_renewal::{KeyRenewal, KeyRenewer, RenewalError, Renewed};
 pub(crate) use self::leases::format::LEASES_FILE;
+pub(crate) use self::medium::SLICE_BYTES;
 pub(crate) use self::plan::Verdict;
-pub(crate) use self::receive::{PendingImage, PossibleWriter, StepError};
+pub(crate) use self::receive::PendingImage;
+pub(crate) use self::receive_step::{PossibleWriter, StepError};
 pub(crate) use self::task::{Finished, SessionKey};
 pub(crate) use self::users::Users;
-pub(crate) use self::work::SLICE_BYTES;
 
-/// Commands answered at once (IMMED) that continue at the same time.
-const BACKGROUND_MAX: usize = 64;
 /// Pause of a verification that is not wanted.
 const NO_VERIFICATION_PAUSE: Duration = Duration::from_secs(5);
 
 /// One volume that is served.
 pub(crate) struct Unit {
-    volume: Arc<Volume>,
-    target_name: String,
-    environment: Arc<TargetEnvironment>,
-    /// Names this opening of the unit, among all of this process.
+    server: DeviceServer,
+    /// Identifies this opening of the unit, among all of this process.
     opening: u64,
-    store: StoreHandle,
-    image: PinnedImage<receive::WaitingEnd>,
-    codec: BlockCodec,
-    access: AccessControl,
-    medium: MediumState,
-    sanitizer: Sanitizer,
-    executor: Executor,
-    copies: ThirdPartyCopies,
+    receiver: SnapshotReceiver,
     jobs: Jobs,
     /// Custody `target`, where the target was given what opens blocks.
     verifier: Option<Verifier>,
     space: SpaceWatch,
-    /// An initiator has ordered that the unit take the place of the volume that it succeeds.
-    takes_place: bool,
+    /// An empty vector whose memory is reused.
+    completions: Vec<Completion>,
 }
 
 impl Unit {
@@ -134,30 +123,24 @@ impl Unit {
         if let Some(pin) = image.pin() {
             store.set_view(View::Snapshot(pin.snapshot));
         }
+        let access = AccessControl::new(files, Arc::clone(&environment.ports));
+        let identity = UnitIdentity::new(target_name, environment);
+        let medium = Medium { volume, store, codec, state: MediumState::default() };
         Unit {
-            volume,
-            target_name,
-            access: AccessControl::new(files, Arc::clone(&environment.ports)),
-            environment,
+            server: DeviceServer::new(identity, medium, access),
             // Keys of the standard hasher are random: enough for a value that must only differ.
             opening: RandomState::new().build_hasher().finish(),
-            store,
-            image,
-            codec,
-            medium: MediumState::default(),
-            sanitizer: Sanitizer::default(),
-            executor: Executor::default(),
-            copies: ThirdPartyCopies::default(),
+            receiver: SnapshotReceiver { image },
             jobs: Jobs::default(),
             verifier: None,
             space: SpaceWatch::default(),
-            takes_place: false,
+            completions: Vec::new(),
         }
     }
 
     /// Has a way to destroy the key that wraps its block keys.
     pub(crate) fn with_key_renewal(mut self, renewal: Option<KeyRenewal>) -> Unit {
-        self.sanitizer.set_renewal(renewal);
+        self.server.sanitizer.set_renewal(renewal);
         self
     }
 
@@ -168,190 +151,152 @@ impl Unit {
 
     /// The store continues an erase from before that may have been a cryptographic one, and the key still exists.
     pub(crate) fn key_survived(&mut self) {
-        self.sanitizer.resume_with_key();
+        self.server.sanitizer.resume_with_key();
     }
 
     /// What is to be remembered when the unit is closed.
     pub(crate) fn closed(&self) -> ClosedUnit {
+        let DeviceServer { access, medium, sanitizer, .. } = &self.server;
         ClosedUnit {
-            persistent: self.access.reservations.persistent().clone(),
-            mode: self.medium.mode,
-            started: self.medium.started,
-            sanitize: self.sanitizer.status(),
-            leases: self.access.leases.table().clone(),
-            absent: self.image.absent_readers(),
+            persistent: access.reservations.persistent().clone(),
+            mode: medium.state.mode,
+            started: medium.state.started,
+            sanitize: sanitizer.status(),
+            leases: access.leases.table().clone(),
+            absent: self.receiver.image.absent_readers(),
         }
     }
 
     /// Continues with what was remembered when the unit was closed.
     pub(crate) fn resume(&mut self, before: ClosedUnit) {
-        self.access.reservations.resume(before.persistent);
-        self.access.leases.resume(before.leases);
-        self.image.resume(before.absent);
-        (self.medium.mode, self.medium.started) = (before.mode, before.started);
-        self.sanitizer.resume(before.sanitize, &self.store);
+        let DeviceServer { access, medium, sanitizer, .. } = &mut self.server;
+        access.reservations.resume(before.persistent);
+        access.leases.resume(before.leases);
+        self.receiver.image.resume(before.absent);
+        (medium.state.mode, medium.state.started) = (before.mode, before.started);
+        sanitizer.resume(before.sanitize, &medium.store);
     }
 
     /// A session begins to use the unit: its nexus, and where it comes from.
     pub(crate) fn attach(&mut self, key: SessionKey, nexus: NexusId, origin: Origin, read_only: bool) {
-        self.image.session_began(&nexus);
-        self.access.attach(key, nexus, origin, read_only);
+        self.receiver.image.session_began(&nexus);
+        self.server.access.attach(key, nexus, origin, read_only);
     }
 
     /// A session ends. Its running tasks continue without a response.
     pub(crate) fn detach(&mut self, key: SessionKey) {
-        let lost = self.access.users.get(key).filter(|user| !user.has_logged_out).map(|user| user.nexus.clone());
-        self.access.detach(key, &mut self.executor);
-        self.medium.detach(key);
+        let user = self.users().get(key);
+        let lost = user.filter(|user| !user.has_logged_out).map(|user| user.nexus.clone());
+        self.server.detach(key);
         // Unless its initiator has a new session already.
-        if let Some(nexus) = lost.filter(|nexus| self.access.users.session_of(nexus).is_none()) {
-            self.image.session_lost(nexus);
-        }
-    }
-
-    /// The initiator of a session has logged out: it does not come back for what it saw. [`Unit::detach`] follows.
-    pub(crate) fn logged_out(&mut self, key: SessionKey) {
-        if let Some(user) = self.access.users.get_mut(key) {
-            user.has_logged_out = true;
+        if let Some(nexus) = lost.filter(|nexus| self.users().session_of(nexus).is_none()) {
+            self.receiver.image.session_lost(nexus);
         }
     }
 
     /// Advances the time by which writer leases lapse, and by which absent sessions may come back for what they saw.
     pub(crate) fn tick(&mut self, now: Instant) {
-        self.access.leases.tick(now);
-        self.image.tick(now);
+        self.server.access.leases.tick(now);
+        self.receiver.image.tick(now);
     }
 
     /// When [`Unit::poll`] has something to do although nothing was asked for.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.image.deadline()
+        self.receiver.image.deadline()
     }
 
     /// I_T NEXUS RESET: the session's nexus counts as lost for a moment.
     pub(crate) fn nexus_lost(&mut self, key: SessionKey) {
-        self.access.nexus_lost(key);
-    }
-
-    /// The access rules have changed: whether the session may write from now on.
-    pub(crate) fn set_read_only(&mut self, key: SessionKey, read_only: bool) {
-        self.access.users.set_read_only(key, read_only);
+        self.server.access.nexus_lost(key);
     }
 
     /// The sessions that use it.
     pub(crate) fn users(&self) -> &Users {
-        &self.access.users
+        &self.server.access.users
+    }
+
+    /// The same, to change what is known of one.
+    pub(crate) fn users_mut(&mut self) -> &mut Users {
+        &mut self.server.access.users
     }
 
     /// How many commands and jobs the store is executing.
     pub(crate) fn in_flight(&self) -> usize {
-        self.executor.len() + self.jobs.len()
+        self.server.tasks.len() + self.jobs.len()
     }
 
     /// Whether no session uses it, and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        let is_busy = !self.executor.is_empty() || !self.jobs.is_empty();
         // A pinned image is released before the unit is closed: only an open unit notices that the time has passed.
-        let is_writing = self.access.is_writing() || self.image.is_busy() || self.sanitizer.is_renewing_key();
-        // An erase that the medium stopped continues when the store is opened again.
-        let erases = self.store.erase_progress().is_some() && !self.store.stats().writes_refused;
-        self.access.users.is_empty() && !is_busy && !is_writing && !erases
+        !self.server.is_busy() && self.jobs.is_empty() && !self.receiver.image.is_busy()
     }
 
     /// A session aborts its tasks, one or all. Returns those that are still running: they may still have effects.
     pub(crate) fn abort(&mut self, key: SessionKey, task: Option<TaskId>) -> Vec<TaskId> {
-        self.access.abort(key, task, &mut self.executor)
+        self.server.abort(key, task)
     }
 
     /// Another session aborts the tasks of this one: each is answered with TASK ABORTED when it can have no effect any more.
     /// Returns those that are still running.
     pub(crate) fn abort_for_others(&mut self, key: SessionKey) -> Vec<TaskId> {
-        self.access.abort_for_others(key, &mut self.executor)
+        self.server.abort_for_others(key)
     }
 
     /// LOGICAL UNIT RESET.
     pub(crate) fn reset(&mut self) {
-        self.access.reset();
-        self.medium.reset();
+        self.server.reset();
     }
 
     /// Takes a command in. `sealed_blocks_max`: most sealed blocks that one PDU of this session takes.
     pub(crate) fn submit(&mut self, key: SessionKey, command: transport::Command, sealed_blocks_max: usize) -> Verdict {
-        let task = (key, command.task);
-        let (work, op, ending) = match self.plan(key, command, sealed_blocks_max) {
-            Plan::Answer(response) => return Verdict::Answer(self.in_format(response)),
-            Plan::Violation(what) => return Verdict::Violation(what),
-            Plan::Delayed => return Verdict::Later,
-            Plan::Start(work, op) => (self.checked_on_arrival(key, work, &op), op, Ending::Response),
-            Plan::WhenCertain(work, op) => (work, op, Ending::Certain),
-            // Beyond the limit it is answered at its end: commands that were answered at once are counted nowhere else.
-            Plan::Background(work, op) if self.background_count() >= BACKGROUND_MAX => (work, op, Ending::Response),
-            Plan::Background(work, op) => (work, op, Ending::Background),
-        };
-        self.start(RunningCommand { task, work, ending }, op);
-        match ending {
-            Ending::Background => Verdict::Answer(Response::good()),
-            _ => Verdict::Later,
-        }
-    }
-
-    fn background_count(&self) -> usize {
-        self.executor.count(|running| running.ending == Ending::Background)
+        self.server.submit(key, command, sealed_blocks_max, self.receiver.image.pin())
     }
 
     /// Advances everything; appends the commands that have ended.
     pub(crate) fn poll(&mut self, finished: &mut Vec<Finished>) {
         while self.poll_operations(finished) > 0 {}
-        if self.access.has_changes() {
-            self.access.poll((&self.volume.name, self.image.is_pinned()), &mut self.executor);
-        }
-        for (task, response) in self.executor.poll_delayed() {
-            finished.push(Finished::answered(task, self.in_format(response)));
-        }
-        self.poll_image();
-        if self.space.poll(&self.volume.name, &self.store) {
-            self.access.users.establish_for_all(UnitAttention::SpaceThreshold);
+        self.server.poll_access(self.receiver.image.is_pinned(), finished);
+        self.poll_receiver();
+        let medium = &self.server.medium;
+        if self.space.poll(&medium.volume.name, &medium.store) {
+            self.server.access.users.establish_for_all(UnitAttention::SpaceThreshold);
         }
         self.poll_erase(finished);
-        let executor = &self.executor;
-        self.access.users.drop_left(|key| executor.has_tasks(key));
+        self.server.drop_left();
     }
 
     /// Advances commands and jobs whose operations have ended; returns how many.
     fn poll_operations(&mut self, finished: &mut Vec<Finished>) -> usize {
-        let mut completions = self.executor.take_completions();
-        let returned = self.copies.poll();
-        let ended = self.store.poll_completions(&mut completions) + returned.len();
-        for Completion { token, result } in completions.drain(..) {
-            let Some(running) = self.executor.end(token) else {
+        let mut completions = std::mem::take(&mut self.completions);
+        let ended = self.server.medium.store.poll_completions(&mut completions);
+        for completion in completions.drain(..) {
+            if let Some(Completion { token, result }) = self.server.completed(completion, finished) {
                 self.job_done(token, result);
-                continue;
-            };
-            self.advance(running, finished, |unit, work| match result {
-                Ok(outcome) => unit.work_on(work, outcome),
-                Err(error) => unit.work_failed(work, &error),
-            });
+            }
         }
-        self.executor.keep_completions(completions);
-        for (token, result) in returned {
-            let Some(running) = self.executor.end(token) else { continue };
-            self.advance(running, finished, |unit, work| unit.errand_came_back(work, result));
+        self.completions = completions;
+        let replies = self.server.poll_replies(finished);
+        self.server.release_sanitize();
+        ended + replies
+    }
+
+    /// Pins and releases the image that sessions see, as far as that has come.
+    fn poll_receiver(&mut self) {
+        loop {
+            let (has_sessions, is_ending) = (!self.users().is_empty(), self.jobs.is_receiving_end());
+            let Some(step) = self.receiver.poll(has_sessions, is_ending, &mut self.server.medium) else { return };
+            self.jobs.receive(self.server.tasks.next_token(), step, &mut self.server.medium.store);
         }
-        // Only the SANITIZE itself is left.
-        if self.executor.len() == 1
-            && let Some((token, op)) = self.sanitizer.release()
-        {
-            self.store.submit(token, op);
-        }
-        ended
     }
 
     /// Follows an erase of the store, and the destruction of its key.
     fn poll_erase(&mut self, finished: &mut Vec<Finished>) {
-        match self.sanitizer.poll_erase(&self.store) {
+        let DeviceServer { medium, sanitizer, tasks, .. } = &mut self.server;
+        match sanitizer.poll_erase(&medium.store) {
             EraseEvent::None => {}
             EraseEvent::Certain => {
                 self.jobs.erase_is_certain();
-                self.executor.answer_certain(finished);
+                tasks.answer_certain(finished);
             }
             EraseEvent::Ended => {
                 if let Some(verifier) = &mut self.verifier {
@@ -359,251 +304,148 @@ impl Unit {
                 }
             }
         }
-        if let Some(event) = self.sanitizer.poll_key(&self.volume, &mut self.store) {
+        if let Some(event) = sanitizer.poll_key(&medium.volume, &mut medium.store) {
             if let Some(wrap) = event.wrap {
-                self.codec.wrap = Some(wrap);
+                medium.codec.wrap = Some(wrap);
             }
             self.jobs.key_destroyed(event.is_destroyed);
         }
     }
 
-    /// An operation of a command has ended; `go_on` decides what follows.
-    fn advance(
-        &mut self,
-        running: RunningCommand,
-        finished: &mut Vec<Finished>,
-        go_on: impl FnOnce(&mut Unit, Work) -> Next,
-    ) {
-        let RunningCommand { task, work, ending } = running;
-        let writes_to_cache = work.writes_to_cache();
-        let next = match go_on(self, work) {
-            Next::Done(Response { status: 0, wanted_bytes, written, .. })
-                if writes_to_cache && !self.medium.mode.write_cache =>
-            {
-                Next::Again(Work::Settle { wanted_bytes, written }, Op::Flush)
-            }
-            next => next,
-        };
-        let response = match next {
-            // An aborted command stops between two of its operations; but nothing stops a SANITIZE (SBC-3 §4.11.2).
-            Next::Again(work, _) if ending.is_aborted() && !matches!(work, Work::Sanitize) => {
-                (ending == Ending::TaskAborted).then(Response::task_aborted)
-            }
-            // Nor does a command write once a SANITIZE waits to discard everything.
-            Next::Again(work, _)
-                if self.sanitizer.status() == SanitizeStatus::InProgress && !work.may_go_on_while_sanitizing() =>
-            {
-                let response = self.sanitized_away(&work);
-                (ending == Ending::Response).then(|| self.in_format(response))
-            }
-            Next::Again(work, op) => return self.start(RunningCommand { task, work, ending }, op),
-            Next::Done(response) => match ending {
-                Ending::Response | Ending::Certain => Some(self.in_format(response)),
-                Ending::TaskAborted => Some(Response::task_aborted()),
-                Ending::Aborted | Ending::Background => None,
-            },
-        };
-        finished.push(Finished { connection: task.0, task: task.1, response });
-    }
-
-    fn in_format(&self, response: Response) -> Response {
-        if self.medium.mode.descriptor_sense { with_descriptor_sense(response) } else { response }
-    }
-
-    fn start(&mut self, running: RunningCommand, op: Op) {
-        let waits = matches!(running.work, Work::Sanitize) && !self.executor.is_empty();
-        let elsewhere = running.work.other_unit();
-        let token = self.executor.begin(running);
-        if waits {
-            self.sanitizer.hold_back(token, op);
-        } else if let Some((to, asker)) = elsewhere {
-            self.copies.send(OutwardErrand { token, to, asker, op });
-        } else {
-            self.store.submit(token, op);
-        }
-    }
-
     /// The operations that other units are to be asked for.
-    pub(crate) fn take_outward(&mut self) -> Vec<OutwardErrand> {
-        self.copies.take_outward()
+    pub(crate) fn take_outgoing(&mut self) -> Vec<OutgoingRequest> {
+        self.server.copies.take_outgoing()
     }
 
     /// Another unit has replied.
-    pub(crate) fn take_errand_back(&mut self, token: Token, result: CrossUnitResult) {
-        self.copies.receive(token, result);
-    }
-
-    fn errand_came_back(&mut self, work: Work, result: CrossUnitResult) -> Next {
-        match (work, result) {
-            (work, Ok(outcome)) => self.work_on(work, outcome),
-            (work, Err(CrossUnitError::Store(error))) => self.work_failed(work, &error),
-            (Work::CopyRead(copy) | Work::CopyWrite(copy), Err(CrossUnitError::NotReachable)) => {
-                self.copies.record(&copy, false);
-                Next::Done(check_condition(Sense::COPY_TARGET_NOT_REACHABLE))
-            }
-            (work, Err(CrossUnitError::NotReachable)) => self.work_failed(work, &OpError::NoSuchView),
-        }
+    pub(crate) fn take_reply(&mut self, token: Token, result: CrossUnitResult) {
+        self.server.copies.receive(token, result);
     }
 
     /// Executes an operation for a command of another unit, if a session of its initiator could do the same here.
-    pub(crate) fn take_errand(&mut self, errand: CrossUnitRequest, may_write: bool) {
-        let CrossUnitRequest { requester: asker, mut op, reply, .. } = errand;
-        let key = match self.session_for(&asker, &op, may_write) {
-            Ok(Some(key)) => key,
-            Ok(None) => return,
-            Err(busy) => return reply.tell(Err(CrossUnitError::Store(busy))),
-        };
-        if self.executor.count(|running| matches!(running.work, Work::CrossUnitRequest(_))) >= SERVED_MAX {
-            return reply.tell(Err(CrossUnitError::Store(OpError::Busy)));
-        }
-        if let Op::Write { fua, .. } = &mut op {
-            *fua |= !self.medium.mode.write_cache;
-        }
-        let work = Work::CrossUnitRequest(Box::new(ServedOperation::new(reply)));
-        // No session can abort it, but other tasks can wait for its end.
-        let task = (key, self.executor.next_foreign_task());
-        self.start(RunningCommand { task, work, ending: Ending::Background }, op);
-    }
-
-    /// A session of the same initiator that could execute `op` now by a command of its own.
-    fn session_for(&mut self, asker: &Requester, op: &Op, may_write: bool) -> Result<Option<SessionKey>, OpError> {
-        let writes = match op {
-            Op::Read { .. } => false,
-            Op::Write { .. } | Op::Discard { .. } => true,
-            _ => return Ok(None),
-        };
-        let is_available = self.medium.started
-            && self.sanitizer.status() == SanitizeStatus::Idle
-            && self.store.erase_progress().is_none()
-            && self.volume.unit_kind() == UnitKind::Plain;
-        if !is_available || writes && (!may_write || self.medium.mode.write_protect) {
-            return Ok(None);
-        }
-        let like = if writes { cdb::write_16(Lba(0), 1, false) } else { cdb::read_16(Lba(0), 1) };
-        let Ok(like) = Command::decode(&like) else { return Ok(None) };
-        self.access.session_for(asker, &like, &self.volume.name).map_err(|_| OpError::Busy)
+    pub(crate) fn serve(&mut self, request: CrossUnitRequest, may_write: bool) {
+        self.server.serve(request, may_write);
     }
 
     /// Executes an administrative job, or begins it.
     pub(crate) fn take_job(&mut self, job: Job) {
+        let DeviceServer { medium, access, sanitizer, tasks, .. } = &mut self.server;
         match job {
-            Job::Describe(reply) => drop(reply.send(Box::new(jobs::describe(&self.store)))),
+            Job::Describe(reply) => drop(reply.send(Box::new(jobs::describe(&medium.store)))),
             Job::CountPinned { mut count, reply } => {
-                let has_more = self.store.count_pinned(&mut count);
+                let has_more = medium.store.count_pinned(&mut count);
                 let _ = reply.send((count, has_more));
             }
-            Job::Receive { step, reply } => self.take_step(step, reply),
+            Job::Receive { step, reply } => {
+                if let Some(step) = self.receiver.take_step(RequestedStep { step, reply }, access, medium) {
+                    self.jobs.receive(tasks.next_token(), step, &mut medium.store);
+                }
+            }
             // Of a stream that builds on some snapshot.
-            Job::PossibleWriters(reply) => drop(reply.send(self.possible_writers(Some(SnapshotId(0))))),
-            Job::Receptions(reply) => drop(reply.send(self.store.receptions())),
+            Job::PossibleWriters(reply) => {
+                drop(reply.send(self.receiver.possible_writers(Some(SnapshotId(0)), access)));
+            }
+            Job::Receptions(reply) => drop(reply.send(medium.store.streams().receptions())),
             Job::Run { view, op, reply } => {
-                let can_destroy_key = matches!(op, Op::CryptoErase) && self.sanitizer.can_destroy_key(&self.volume);
-                let rules = JobRules { shown: self.image.pin().map(|pin| pin.snapshot), can_destroy_key };
-                self.jobs.run(self.executor.next_token(), (view, op), reply, &rules, &mut self.store);
+                let can_destroy_key = matches!(op, Op::CryptoErase) && sanitizer.can_destroy_key(&medium.volume);
+                let shown = self.receiver.image.pin().map(|pin| pin.snapshot);
+                let rules = JobRules { shown, can_destroy_key };
+                self.jobs.run(tasks.next_token(), (view, op), reply, &rules, &mut medium.store);
             }
-            Job::Send { stream, reply } => {
-                self.jobs.send(self.executor.next_token(), stream, reply, &mut self.store);
-            }
+            Job::Send { stream, reply } => self.jobs.send(tasks.next_token(), stream, reply, &mut medium.store),
         }
     }
 
     fn job_done(&mut self, token: Token, result: Result<Outcome, OpError>) {
+        let medium = &mut self.server.medium;
         match self.jobs.remove(token) {
             None | Some(RunningJob::Erase { reply: None, .. }) => {}
-            Some(RunningJob::Receive(step)) => self.step_done(&step, result),
+            Some(RunningJob::Receive(step)) => step.done(result),
             Some(RunningJob::Verify) => {
                 let Some(verifier) = &mut self.verifier else { return };
-                if let Some(op) = verifier.completed(result, &self.volume, &self.codec) {
+                if let Some(op) = verifier.completed(result, &medium.volume, &medium.codec) {
                     self.start_verify(op);
                 }
             }
             Some(RunningJob::Run { reply, grows }) => {
                 if grows && result.is_ok() {
-                    self.take_size(self.store.info().geometry);
+                    self.take_size(self.store().info().geometry);
                 }
                 let _ = reply.send(result);
             }
             Some(RunningJob::Erase { reply: Some(reply), .. }) => drop(reply.send(result)),
             Some(RunningJob::Send { stream, reply }) => {
-                let _ = reply.send(jobs::send_blocks(stream, result, &self.store));
+                let _ = reply.send(jobs::send_blocks(stream, result, &medium.store));
             }
         }
     }
 
     fn start_verify(&mut self, op: Op) {
-        let view: View = self.store.view();
-        self.jobs.submit(self.executor.next_token(), RunningJob::Verify, (view, op), &mut self.store);
+        let DeviceServer { medium, tasks, .. } = &mut self.server;
+        let view: View = medium.store.view();
+        self.jobs.submit(tasks.next_token(), RunningJob::Verify, (view, op), &mut medium.store);
     }
 
-    /// Whether it verifies its blocks in the background.
-    pub(crate) fn verifies(&self) -> bool {
-        self.verifier.is_some()
-    }
-
-    /// What background verification has done.
-    pub(crate) fn verification(&self) -> Option<Verification> {
-        self.verifier.as_ref().map(Verifier::report)
+    /// What verifies its blocks in the background, if anything does.
+    pub(crate) fn verifier(&self) -> Option<&Verifier> {
+        self.verifier.as_ref()
     }
 
     /// The unit is idle: verifies the next run of blocks, if it is due. Returns when to call again.
     pub(crate) fn verify_step(&mut self) -> Duration {
         let Some(verifier) = &mut self.verifier else { return NO_VERIFICATION_PAUSE };
-        let (op, pause) = verifier.poll(&self.volume, &self.store);
+        let (op, pause) = verifier.poll(&self.server.medium.volume, &self.server.medium.store);
         if let Some(op) = op {
             self.start_verify(op);
         }
         pause
     }
 
+    /// What sessions see instead of the newest snapshot that was received, and which.
+    pub(crate) fn pending_image(&self) -> Option<PendingImage> {
+        self.receiver.pending_image(&self.server.access)
+    }
+
     /// The access rules of the volume have changed.
     pub(crate) fn take_access(&mut self, access: Access) {
-        if access != self.volume.access {
-            self.volume = Arc::new(Volume { access, ..(*self.volume).clone() });
-        }
+        self.server.medium.set_access(access);
     }
 
     /// The size of the volume may have changed; its users get a unit attention.
     pub(crate) fn take_size(&mut self, geometry: Geometry) {
-        if geometry == self.volume.geometry {
-            return;
+        if self.server.medium.set_size(geometry) {
+            self.server.access.users.establish_for_all(UnitAttention::CapacityChanged);
         }
-        self.volume = Arc::new(Volume { geometry, ..(*self.volume).clone() });
-        self.access.users.establish_for_all(UnitAttention::CapacityChanged);
     }
 
     /// Whether an initiator has ordered, since the last call, that the unit take the place of the volume that it succeeds.
     pub(crate) fn take_place(&mut self) -> bool {
-        std::mem::take(&mut self.takes_place)
+        self.server.take_place()
     }
 
-    /// Names this opening of the unit.
+    /// Identifies this opening of the unit.
     pub(crate) fn opening(&self) -> u64 {
         self.opening
     }
 
     /// The volume.
     pub(crate) fn volume(&self) -> &Arc<Volume> {
-        &self.volume
+        &self.server.medium.volume
     }
 
     /// How its records and blocks change between channel and store; its clones and snapshots need the same.
     pub(crate) fn codec(&self) -> &BlockCodec {
-        &self.codec
+        &self.server.medium.codec
     }
 
     /// The store, of which other units may have handles.
     pub(crate) fn store(&self) -> &StoreHandle {
-        &self.store
-    }
-
-    /// The same, for maintenance.
-    pub(crate) fn store_mut(&mut self) -> &mut StoreHandle {
-        &mut self.store
+        &self.server.medium.store
     }
 
     /// Gives the store back, to close it elsewhere.
     pub(crate) fn into_store(self) -> StoreHandle {
-        self.store
+        self.server.medium.store
     }
 }
 

@@ -42,7 +42,7 @@ pub struct Volume {
     pub clone_of: Option<CloneOf>,
     /// Names of its snapshots, as the store had them when they were last changed; the store itself is what counts.
     pub snapshots: Vec<String>,
-    /// The volume that its contents are being sealed anew in, and that takes its place then; until then nobody writes to this one.
+    /// The volume that its contents are being resealed into, and that takes its place then; until then nobody writes to this one.
     pub successor: Option<VolumeName>,
     /// The volume whose successor it is.
     pub succeeds: Option<VolumeName>,

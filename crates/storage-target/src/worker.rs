@@ -41,7 +41,6 @@ mod transfer;
 mod unit_lifecycle;
 mod units;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,10 +56,11 @@ use crate::stats::Counters;
 use crate::transfers::Transfers;
 use connection::{Connection, ConnectionKey, Disposition};
 use connections::Connections;
+use cross_unit::send_request;
 use login::{LoginContext, Logins};
 use message::{Message, WorkerMail};
 use network::Network;
-use order_slices::SlicedOrder;
+use order_slices::{OrderContext, OrderQueue};
 use routing::{CommandBounds, Routing};
 use timers::{Timer, Timers};
 use unit_lifecycle::UnitLifecycle;
@@ -90,8 +90,7 @@ pub(crate) struct Worker {
     routing: Routing,
     lifecycle: UnitLifecycle,
     timers: Timers,
-    /// Orders that take many iterations, the oldest first.
-    orders: VecDeque<SlicedOrder>,
+    orders: OrderQueue,
     unit_requests: Vec<UnitRequest>,
     /// The last iteration left something that could go on.
     is_unfinished: bool,
@@ -123,7 +122,7 @@ impl Worker {
             services,
             transfers,
             timers: Timers::default(),
-            orders: VecDeque::new(),
+            orders: OrderQueue::default(),
             unit_requests: Vec::new(),
             is_unfinished: false,
             now: Instant::now(),
@@ -146,9 +145,17 @@ impl Worker {
             }
             self.expire();
             self.close_unused();
-            self.advance_orders(&clock);
+            let context = OrderContext {
+                routing: &mut self.routing,
+                connections: &self.connections,
+                policy: &self.logins.policy,
+                catalogue: &self.services.catalogue,
+                worker: self.index,
+                now: self.now,
+            };
+            self.orders.advance(&clock, context);
             self.advance_ready(&clock);
-            let (limits, metrics) = (&self.logins.policy.settings().config.limits, &self.services.metrics);
+            let (limits, metrics) = (self.logins.policy.limits(), &self.services.metrics);
             self.routing.units.bound_memory(self.now, &self.services.budget, limits, &metrics.counters);
             self.flush();
             clock.lap(&self.services.metrics.iterations[self.index]);
@@ -159,10 +166,6 @@ impl Worker {
         self.leave();
         self.lifecycle.close_all(&mut self.routing.units);
         self.network.drain();
-    }
-
-    fn limits(&self) -> &Limits {
-        &self.logins.policy.settings().config.limits
     }
 
     fn login_parts(&mut self) -> (&mut Logins, LoginContext<'_>) {
@@ -196,7 +199,9 @@ impl Worker {
                 }
             };
             self.is_unfinished |= !self.routing.poll_units(|| clock.is_over(), &mut self.unit_requests);
-            self.take_unit_requests();
+            for request in self.unit_requests.drain(..) {
+                send_request(request, &self.services, self.index);
+            }
             let is_quiet =
                 !self.connections.has_ready() && !self.routing.sessions.has_ready() && !self.routing.has_ready_logins();
             if self.is_unfinished || is_quiet && !self.routing.units.have_mail() {
@@ -349,7 +354,7 @@ impl Worker {
             (LinkEvent::Established { peer }, _, _) => {
                 connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
                 let (slots, policy) = (&mut self.logins.slots, &self.logins.policy);
-                if peer.is_some() && !slots.settle_proven(connection, &policy.settings().config.limits) {
+                if peer.is_some() && !slots.settle_proven(connection, policy.limits()) {
                     connection.link.close();
                     return Disposition::End;
                 }
@@ -421,7 +426,7 @@ impl Worker {
 
     /// Lets idle stores do their work, and closes those that nobody uses.
     fn close_unused(&mut self) {
-        let (bounds, is_awaited) = (unit_bounds(self.limits()), self.routing.has_ready_logins());
+        let (bounds, is_awaited) = (unit_bounds(self.logins.policy.limits()), self.routing.has_ready_logins());
         for volume in self.routing.units.tend(self.now, bounds, is_awaited) {
             self.lifecycle.close(&mut self.routing.units, &volume);
         }
@@ -433,7 +438,7 @@ impl Worker {
         if self.is_unfinished || is_waiting {
             return Duration::ZERO;
         }
-        let (idle_close, scrub_share) = unit_bounds(self.limits());
+        let (idle_close, scrub_share) = unit_bounds(self.logins.policy.limits());
         let units = self.routing.units.deadline(idle_close, scrub_share);
         let stop = self.stop.as_ref().map(|stop| stop.deadline);
         let earliest = [self.timers.next(), stop, units].into_iter().flatten().min();

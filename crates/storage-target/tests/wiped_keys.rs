@@ -97,7 +97,7 @@ fn key() -> [u8; 32] {
     key
 }
 
-/// Opens whatever comes with its key.
+/// Opens every block that comes with its key.
 struct Opens;
 
 impl Opener for Opens {

@@ -73,6 +73,8 @@ pub struct ScheduleReport {
 }
 
 /// One session.
+///
+/// One field for each key of the JSON of a status report (docs/admin.md), which is flat; hence its number of fields.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionReport {
     /// Its number, for `session drop`.
@@ -206,6 +208,8 @@ pub struct VerificationReport {
 }
 
 /// A store's counters; see `strongroom_store::Stats` for what each means.
+///
+/// One field for each key of the JSON of a status report (docs/admin.md), which is flat; hence its number of fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // As in `strongroom_store::Stats`.
 pub struct StoreReport {

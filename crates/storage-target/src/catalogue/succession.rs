@@ -112,7 +112,7 @@ impl Successions<'_> {
         let name = VolumeName::new(name)?;
         let next = successor_of(&name)?;
         if self.0.load(&name)?.successor.as_ref() != Some(&next) {
-            return Err(CatalogueError::Operation(format!("the contents of '{name}' are not being sealed anew")));
+            return Err(CatalogueError::Operation(format!("the contents of '{name}' are not being resealed")));
         }
         if self.0.dir(&next).is_dir() {
             let _lock = self.0.lock(&next)?;
@@ -145,7 +145,7 @@ impl Successions<'_> {
         self.0.try_change(successor, |volume| {
             if before.successor.as_ref() != Some(successor) || !is_same(&before, volume.id, volume) {
                 return Err(refused(
-                    "the volume whose place it is to take is not as it was when this began; begin anew",
+                    "the volume whose place it is to take is not as it was when this began; start again from the beginning",
                 ));
             }
             let is_sealed = volume.sealed.is_some();
@@ -207,7 +207,7 @@ impl Successions<'_> {
                 }
             };
             if let Err(error) = settled {
-                tracing::error!(volume = %name, %error, "what it was sealed anew as has not its place yet; start again to finish it");
+                tracing::error!(volume = %name, %error, "what it was resealed as has not its place yet; start again to finish it");
             }
         }
         let failed = |source| CatalogueError::Io { what: "list", path: self.0.root.clone(), source };
@@ -431,7 +431,14 @@ mod tests {
         catalogue.change(&name, |volume| volume.access.protection.schemes.clear()).unwrap();
         // Grown behind its back: what is in the successor is not all.
         catalogue.change(&name, |volume| volume.geometry.blocks += 1).unwrap();
-        assert!(catalogue.successions().commit(&made.name).unwrap_err().to_string().contains("begin anew"));
+        assert!(
+            catalogue
+                .successions()
+                .commit(&made.name)
+                .unwrap_err()
+                .to_string()
+                .contains("start again from the beginning")
+        );
         assert_eq!(entries(&catalogue), ["x", "x.resealed"]);
     }
 

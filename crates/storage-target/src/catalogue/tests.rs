@@ -1,4 +1,4 @@
-//! Proves that volumes are made whole or not at all, found while others work, and not deleted under anybody's feet.
+//! Proves that volumes are made whole or not at all, found while others work, and not deleted while they are used.
 
 use super::*;
 
@@ -106,7 +106,7 @@ fn what_a_crash_left_of_making_or_deleting_goes() {
     drop(holding);
     catalogue.clear_unfinished().unwrap();
     assert!(!held.exists());
-    // Whoever makes or deletes a volume holds it.
+    // One who creates or deletes a volume holds it.
     let clearing = |dir: &Path| {
         catalogue.clear_unfinished().unwrap();
         assert!(dir.exists(), "it is being made");
@@ -209,7 +209,7 @@ fn a_volume_in_memory_has_no_store_on_the_host() {
     catalogue.delete("m").unwrap();
 }
 
-/// Who destroys a wrapping key must know whose blocks go with it, whatever it is called there.
+/// Who destroys a wrapping key must know whose blocks go with it, under any name.
 #[test]
 fn a_wrapping_key_that_another_volume_has_is_shared() {
     let (_dir, catalogue) = catalogue();

@@ -106,8 +106,8 @@ pub enum OperationError {
     },
     /// The same, of a clone that has no description: a crash left it, or its directory was removed.
     #[error(
-        "what is left of the clone '{clone}', which has no description any more, depends on '{export}'; to be rid of it make it \
-         anew and delete it: strongroom volume clone {export} {clone}, then strongroom volume delete {clone}"
+        "what is left of the clone '{clone}', which has no description any more, depends on '{export}'; to remove it, create it \
+         again and delete it: strongroom volume clone {export} {clone}, then strongroom volume delete {clone}"
     )]
     DependentRemains {
         /// The clone.

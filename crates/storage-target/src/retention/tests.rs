@@ -48,7 +48,7 @@ fn weeks_begin_on_monday_and_months_on_their_first() {
 }
 
 #[test]
-fn what_one_rule_keeps_stays_whatever_the_others_say() {
+fn what_one_rule_keeps_stays_under_all_others() {
     let hours: Vec<u64> = (0..72).map(|hour| at(2026, 11, 20, 0, 30) + hour * 3_600).collect();
     let retention = Retention { last: 1, hourly: 4, daily: 2, ..Retention::default() };
     let reasons = retention.reasons(&hours);

@@ -69,7 +69,7 @@ impl RefusalCode {
         RefusalCode::ALL.get(usize::from(number.checked_sub(1)?)).copied()
     }
 
-    /// Whether the same may be granted in a moment, without anybody changing anything.
+    /// Whether the same may be granted in a moment, without a change by an administrator.
     pub fn may_pass(self) -> bool {
         use RefusalCode::{Busy, Damaged, InUse, Overloaded, Stalled, Unavailable};
         matches!(self, Busy | Damaged | InUse | Overloaded | Stalled | Unavailable)

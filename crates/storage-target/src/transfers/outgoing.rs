@@ -61,7 +61,7 @@ pub enum TransferError {
 }
 
 impl TransferError {
-    /// Whether trying again may help, without anybody changing anything.
+    /// Whether trying again may help, without a change by an administrator.
     pub fn may_pass(&self) -> bool {
         match self {
             TransferError::Unreachable(_) | TransferError::Broken(_) => true,

@@ -1,6 +1,6 @@
 //! Who may use a unit now: its sessions with their unit attentions, reservations, and writer leases; and the commands that change those.
 //!
-//! A change can abort tasks of other sessions, and its response waits for their end; for that the methods are given the [`Executor`]. They
+//! A change can abort tasks of other sessions, and its response waits for their end; for that the methods are given the [`TaskSet`]. They
 //! return `None` where the response comes later.
 
 use std::collections::HashSet;
@@ -11,7 +11,6 @@ use strongroom_scsi::transport::target::{self as transport, Response, TaskId};
 use strongroom_scsi::vendor::lease::{Claim, ClaimError};
 use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, VendorCommand, vendor};
 
-use super::executor::{Ending, Executor};
 use super::files::UnitFiles;
 use super::leases::table::Permission;
 use super::leases::{LeaseEffects, LeaseOutcome, WriterLeases};
@@ -19,6 +18,7 @@ use super::request::gather;
 use super::reservations::{Reservations, ReserveOut};
 use super::response::{check_condition, data};
 use super::task::{SessionKey, TaskKey};
+use super::task_set::{Ending, TaskSet};
 use super::users::Users;
 use crate::names::VolumeName;
 use crate::open_units::{Origin, Requester};
@@ -45,11 +45,11 @@ impl AccessControl {
     }
 
     /// A session ends. Its tasks are aborted; they may still have effects.
-    pub(super) fn detach(&mut self, key: SessionKey, executor: &mut Executor) {
+    pub(super) fn detach(&mut self, key: SessionKey, tasks: &mut TaskSet) {
         let Some(user) = self.users.detach(key) else { return };
         self.reservations.nexus_lost(&user.nexus);
         self.leases.detach(key);
-        if !self.abort(key, None, executor).is_empty() {
+        if !self.abort(key, None, tasks).is_empty() {
             self.users.leave(key, user.nexus);
         }
     }
@@ -68,21 +68,21 @@ impl AccessControl {
     }
 
     /// A session aborts its tasks, one or all. Returns those that are still running: they may still have effects.
-    pub(super) fn abort(&mut self, key: SessionKey, task: Option<TaskId>, executor: &mut Executor) -> Vec<TaskId> {
+    pub(super) fn abort(&mut self, key: SessionKey, task: Option<TaskId>, tasks: &mut TaskSet) -> Vec<TaskId> {
         self.reservations.withdraw(key, task);
         self.leases.withdraw(key, task);
-        executor.end_tasks(key, task, Ending::Aborted)
+        tasks.end_tasks(key, task, Ending::Aborted)
     }
 
     /// Another session aborts the tasks of this one: each is answered with TASK ABORTED when it can have no effect any more. Returns those
     /// that are still running.
-    pub(super) fn abort_for_others(&mut self, key: SessionKey, executor: &mut Executor) -> Vec<TaskId> {
+    pub(super) fn abort_for_others(&mut self, key: SessionKey, tasks: &mut TaskSet) -> Vec<TaskId> {
         let mut withdrawn = self.reservations.withdraw(key, None);
         withdrawn.extend(self.leases.withdraw(key, None));
         for task in withdrawn {
-            executor.answer_later((key, task), Response::task_aborted());
+            tasks.answer_later((key, task), Response::task_aborted());
         }
-        executor.end_tasks(key, None, Ending::TaskAborted)
+        tasks.end_tasks(key, None, Ending::TaskAborted)
     }
 
     /// Whether a session may send a command that changes the medium, as far as leases go. BUSY: it may soon.
@@ -107,17 +107,17 @@ impl AccessControl {
         Ok(())
     }
 
-    /// A session of `asker` that may send a command like `command` itself; BUSY: one may soon.
+    /// A session of `requester` that may send a command like `command` itself; BUSY: one may soon.
     pub(super) fn session_for(
         &mut self,
-        asker: &Requester,
+        requester: &Requester,
         command: &Command,
         volume: &VolumeName,
     ) -> Result<Option<SessionKey>, Status> {
         let writes = command.writes_medium();
         let own = self.users.iter().filter(|(_, user)| {
-            user.nexus.initiator_name == asker.initiator_name
-                && user.origin.identity == asker.origin.identity
+            user.nexus.initiator_name == requester.initiator_name
+                && user.origin.identity == requester.origin.identity
                 && !(writes && user.read_only)
                 && self.reservations.allows(&user.nexus, command)
         });
@@ -137,7 +137,7 @@ impl AccessControl {
         &mut self,
         key: SessionKey,
         request: transport::Command,
-        executor: &mut Executor,
+        tasks: &mut TaskSet,
     ) -> Option<Response> {
         if self.reservations.is_changing() {
             self.reservations.wait(key, request);
@@ -156,23 +156,23 @@ impl AccessControl {
         };
         match self.reservations.reserve_out(task, nexus, (service_action, scope_type), list) {
             ReserveOut::Refused(response) => Some(response),
-            ReserveOut::InForce(effects) => self.reserved(task, &effects, executor),
+            ReserveOut::InForce(effects) => self.reserved(task, &effects, tasks),
             ReserveOut::Writing => None,
         }
     }
 
     /// A change of persistent reservations is in force. Its response waits for the tasks that it aborts.
-    fn reserved(&mut self, task: TaskKey, effects: &Effects, executor: &mut Executor) -> Option<Response> {
+    fn reserved(&mut self, task: TaskKey, effects: &Effects, tasks: &mut TaskSet) -> Option<Response> {
         for (nexus, attention) in &effects.attentions {
             self.users.establish(*attention, |_, user| user.nexus == *nexus);
         }
         let mut waits_for = HashSet::new();
         for nexus in &effects.abort {
             for key in self.users.of_nexus(nexus) {
-                waits_for.extend(self.abort_for_others(key, executor).into_iter().map(|task| (key, task)));
+                waits_for.extend(self.abort_for_others(key, tasks).into_iter().map(|task| (key, task)));
             }
         }
-        respond(task, waits_for, executor)
+        respond(task, waits_for, tasks)
     }
 
     /// CLAIM WRITER LEASE, RELEASE WRITER LEASE and REPORT WRITERS. `is_read_only`: nobody can write to the unit now.
@@ -181,7 +181,7 @@ impl AccessControl {
         key: SessionKey,
         request: transport::Command,
         (volume, is_read_only): (&VolumeName, bool),
-        executor: &mut Executor,
+        tasks: &mut TaskSet,
     ) -> Option<Response> {
         let Ok(Command::Vendor(command)) = Command::decode(&request.cdb) else {
             return Some(check_condition(Sense::INVALID_OPCODE));
@@ -203,29 +203,29 @@ impl AccessControl {
             Err(sense) => Some(check_condition(sense)),
             Ok(LeaseOutcome::Answer(response)) => Some(response),
             Ok(LeaseOutcome::InForce(effects)) => {
-                let waits_for = self.leases_changed(&effects, executor);
-                respond(task, waits_for, executor)
+                let waits_for = self.leases_changed(&effects, tasks);
+                respond(task, waits_for, tasks)
             }
             Ok(LeaseOutcome::Writing) => None,
         }
     }
 
     /// A change of leases is in force. Returns the tasks that its response waits for.
-    fn leases_changed(&mut self, effects: &LeaseEffects, executor: &mut Executor) -> HashSet<TaskKey> {
+    fn leases_changed(&mut self, effects: &LeaseEffects, tasks: &mut TaskSet) -> HashSet<TaskKey> {
         self.establish_preempted(&effects.fenced);
         let mut waits_for = HashSet::new();
         let Some(grant) = &effects.granted else { return waits_for };
         for key in &effects.fenced {
-            waits_for.extend(self.abort_for_others(*key, executor).into_iter().map(|task| (*key, task)));
+            waits_for.extend(self.abort_for_others(*key, tasks).into_iter().map(|task| (*key, task)));
         }
         for key in &grant.excluded {
             if grant.takes_over {
-                self.abort_for_others(*key, executor);
+                self.abort_for_others(*key, tasks);
             }
-            waits_for.extend(executor.tasks_of(*key));
+            waits_for.extend(tasks.tasks_of(*key));
         }
         for key in self.users.leaving() {
-            waits_for.extend(executor.tasks_of(key));
+            waits_for.extend(tasks.tasks_of(key));
         }
         waits_for
     }
@@ -242,46 +242,46 @@ impl AccessControl {
     }
 
     /// Puts changes in force that have been written since the last call, and executes the commands that waited for them.
-    pub(super) fn poll(&mut self, (volume, is_read_only): (&VolumeName, bool), executor: &mut Executor) {
+    pub(super) fn poll(&mut self, (volume, is_read_only): (&VolumeName, bool), tasks: &mut TaskSet) {
         if let Some(written) = self.reservations.poll() {
             let response = match written.result {
-                Ok(effects) => self.reserved(written.task, &effects, executor),
+                Ok(effects) => self.reserved(written.task, &effects, tasks),
                 Err(error) => {
                     tracing::error!(%volume, %error, "reservations could not be written: the change is refused");
                     Some(check_condition(Sense::INTERNAL_FAILURE))
                 }
             };
-            answer_later(written.task, response, executor);
+            answer_later(written.task, response, tasks);
         }
         while let Some((key, request)) = self.reservations.next_waiting() {
             let task = (key, request.task);
-            let response = self.reserve_out(key, request, executor);
-            answer_later(task, response, executor);
+            let response = self.reserve_out(key, request, tasks);
+            answer_later(task, response, tasks);
         }
-        self.poll_leases((volume, is_read_only), executor);
+        self.poll_leases((volume, is_read_only), tasks);
     }
 
-    fn poll_leases(&mut self, (volume, is_read_only): (&VolumeName, bool), executor: &mut Executor) {
+    fn poll_leases(&mut self, (volume, is_read_only): (&VolumeName, bool), tasks: &mut TaskSet) {
         if let Some(written) = self.leases.poll(&self.users, volume) {
             match written.result {
                 Ok(effects) => {
-                    let waits_for = self.leases_changed(&effects, executor);
+                    let waits_for = self.leases_changed(&effects, tasks);
                     if let Some(task) = written.task {
-                        executor.delay(task, Response::good(), waits_for);
+                        tasks.delay(task, Response::good(), waits_for);
                     }
                 }
                 Err(error) => {
                     tracing::error!(%volume, %error, "writer leases could not be written: the change is refused");
                     if let Some(task) = written.task {
-                        executor.answer_later(task, check_condition(Sense::INTERNAL_FAILURE));
+                        tasks.answer_later(task, check_condition(Sense::INTERNAL_FAILURE));
                     }
                 }
             }
         }
         while let Some((key, request)) = self.leases.next_waiting() {
             let task = (key, request.task);
-            let response = self.lease_command(key, request, (volume, is_read_only), executor);
-            answer_later(task, response, executor);
+            let response = self.lease_command(key, request, (volume, is_read_only), tasks);
+            answer_later(task, response, tasks);
         }
     }
 
@@ -292,17 +292,17 @@ impl AccessControl {
 }
 
 /// GOOD, at once or when other tasks have ended.
-fn respond(task: TaskKey, waits_for: HashSet<TaskKey>, executor: &mut Executor) -> Option<Response> {
+fn respond(task: TaskKey, waits_for: HashSet<TaskKey>, tasks: &mut TaskSet) -> Option<Response> {
     if waits_for.is_empty() {
         return Some(Response::good());
     }
-    executor.delay(task, Response::good(), waits_for);
+    tasks.delay(task, Response::good(), waits_for);
     None
 }
 
-fn answer_later(task: TaskKey, response: Option<Response>, executor: &mut Executor) {
+fn answer_later(task: TaskKey, response: Option<Response>, tasks: &mut TaskSet) {
     if let Some(response) = response {
-        executor.answer_later(task, response);
+        tasks.answer_later(task, response);
     }
 }
 

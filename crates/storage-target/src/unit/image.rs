@@ -17,6 +17,7 @@ use strongroom_scsi::NexusId;
 use strongroom_store::SnapshotId;
 
 use super::persistent_file::PersistentFile;
+use crate::store_handle::StoreHandle;
 
 /// How long a reader whose connection is lost finds its image again: as long as a writer lease outlives its session, unless set otherwise.
 pub(crate) const ABSENCE_MAX: Duration = Duration::from_secs(60);
@@ -31,6 +32,12 @@ pub(crate) struct Pin {
     pub(crate) snapshot: SnapshotId,
     /// What the image was called while it was the head: initiators compare it when they reconnect.
     pub(crate) image: u64,
+}
+
+/// The number of the image that sessions see: another one whenever the contents are replaced, and only then. `pin`: what they see instead of the
+/// head.
+pub(super) fn number(pin: Option<Pin>, store: &StoreHandle) -> u64 {
+    pin.map_or_else(|| store.incarnation_and_image().1, |pin| pin.image)
 }
 
 /// What is to be done after [`PinnedImage::poll`].

@@ -9,7 +9,7 @@ use strongroom_store::{
     SnapshotInfo, Stats, StreamError, View, VolumeInfo,
 };
 
-use super::receive::{PossibleWriter, RunningStep, StepError};
+use super::receive_step::{PossibleWriter, RequestedStep, RunningStep, StepError};
 use crate::store_handle::StoreHandle;
 
 /// Reported for a cryptographic erase whose key still exists.
@@ -123,11 +123,6 @@ impl Jobs {
         self.running.values().any(|job| matches!(job, RunningJob::Receive(step) if step.is_end()))
     }
 
-    /// The store executes an operation of a job.
-    pub(super) fn insert(&mut self, token: Token, job: RunningJob) {
-        self.running.insert(token, job);
-    }
-
     /// An operation has ended.
     pub(super) fn remove(&mut self, token: Token) -> Option<RunningJob> {
         self.running.remove(&token)
@@ -156,7 +151,7 @@ impl Jobs {
 
     /// Has the store execute an operation of a job.
     pub(super) fn submit(&mut self, token: Token, job: RunningJob, (view, op): (View, Op), store: &mut StoreHandle) {
-        self.insert(token, job);
+        self.running.insert(token, job);
         store.submit_to(token, view, op);
     }
 
@@ -168,13 +163,23 @@ impl Jobs {
         reply: Sender<Sent>,
         store: &mut StoreHandle,
     ) {
-        match store.send_step(&mut stream) {
+        match store.streams().send_step(&mut stream) {
             Ok(SendStep::Bytes(bytes)) => drop(reply.send(Ok((stream, Some(bytes))))),
             Ok(SendStep::End) => drop(reply.send(Ok((stream, None)))),
             Ok(SendStep::Read { view, runs }) => {
                 self.submit(token, RunningJob::Send { stream, reply }, (view, Op::ReadRuns { runs }), store);
             }
             Err(error) => drop(reply.send(Err(error))),
+        }
+    }
+
+    /// Has the store execute a step of a stream that is received.
+    pub(super) fn receive(&mut self, token: Token, requested: RequestedStep, store: &mut StoreHandle) {
+        let RequestedStep { step, reply } = requested;
+        let is_end = step.is_end();
+        match store.streams().submit_receive(token, *step) {
+            Ok(()) => drop(self.running.insert(token, RunningJob::Receive(RunningStep::new(reply, is_end)))),
+            Err(error) => drop(reply.send(Err(StepError::Stream(error)))),
         }
     }
 
@@ -214,7 +219,7 @@ pub(super) fn send_blocks(
     store: &StoreHandle,
 ) -> Sent {
     let bytes = match result {
-        Ok(read) => store.send_blocks(&mut stream, &read),
+        Ok(read) => store.streams().send_blocks(&mut stream, &read),
         // The queue is full of other requests: the requester asks again.
         Err(OpError::Busy) => Vec::new(),
         Err(error) => return Err(error.into()),

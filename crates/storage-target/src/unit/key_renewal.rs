@@ -19,7 +19,7 @@ use crate::volume_keys::WrapFactory;
 pub(crate) struct KeyRenewer {
     /// Destroys the key and makes another one.
     pub(crate) renew: WrapFactory,
-    /// Opens whatever key there is, when that failed.
+    /// Opens the key that there is, when that failed.
     pub(crate) open: WrapFactory,
     /// Knows whether another volume has the same key.
     pub(crate) catalogue: Catalogue,

@@ -11,6 +11,7 @@ use strongroom_scsi::{Command, Sense, UnitKind, opcode};
 use strongroom_store::{Op, OpError};
 
 use super::key_renewal::{KeyRenewal, Renewed, UnknownKey};
+use super::plan::Plan;
 use super::response::check_condition;
 use crate::names::VolumeName;
 use crate::store_handle::StoreHandle;
@@ -96,9 +97,25 @@ impl Sanitizer {
         is_running.then(|| Sense::SANITIZE_IN_PROGRESS.so_far(progress.unwrap_or(0)))
     }
 
-    /// SANITIZE: the operation of the store; `None` for EXIT FAILURE MODE. `keys_destroyed`: the epoch before which the initiator says that all
+    /// SANITIZE. `keys_destroyed`: see [`Sanitizer::start`].
+    pub(super) fn plan(
+        &mut self,
+        action: u8,
+        keys_destroyed: Option<u32>,
+        immediate: bool,
+        volume: &Volume,
+        store: &StoreHandle,
+    ) -> Result<Plan<()>, Sense> {
+        Ok(match self.start(action, keys_destroyed, volume, store)? {
+            None => Plan::Answer(Response::good()),
+            Some(op) if immediate => Plan::WhenCertain((), op),
+            Some(op) => Plan::Start((), op),
+        })
+    }
+
+    /// Begins: the operation of the store; `None` for EXIT FAILURE MODE. `keys_destroyed`: the epoch before which the initiator says that all
     /// keys are destroyed.
-    pub(super) fn start(
+    fn start(
         &mut self,
         action: u8,
         keys_destroyed: Option<u32>,
@@ -107,7 +124,7 @@ impl Sanitizer {
     ) -> Result<Option<Op>, Sense> {
         if action == opcode::SA_SANITIZE_EXIT_FAILURE_MODE {
             // SBC-3 §4.11.3: without a failure there is nothing to leave. An erase that has begun cannot be taken back.
-            if store.erase_progress().is_some() {
+            if store.erase().progress().is_some() {
                 return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4)));
             }
             self.status = SanitizeStatus::Idle;
@@ -189,7 +206,7 @@ impl Sanitizer {
 
     /// Follows the store's erase. When one has ended, no failure of an earlier one remains; one that the medium stopped has failed.
     pub(super) fn poll_erase(&mut self, store: &StoreHandle) -> EraseEvent {
-        let is_erasing = store.erase_progress().is_some();
+        let is_erasing = store.erase().progress().is_some();
         let was_erasing = std::mem::replace(&mut self.is_erasing, is_erasing);
         match (was_erasing, is_erasing) {
             (false, false) => return EraseEvent::None,
@@ -204,24 +221,24 @@ impl Sanitizer {
             self.status = SanitizeStatus::Failed;
             return EraseEvent::None;
         }
-        if store.erase_is_certain() { EraseEvent::Certain } else { EraseEvent::None }
+        if store.erase().is_certain() { EraseEvent::Certain } else { EraseEvent::None }
     }
 
     /// Destroys the key when the store waits for that. A renewal that has begun is completed even if the store does not wait any more.
     /// Without a renewal this is the unit of a clone or snapshot on the same store, and another unit does it.
     pub(super) fn poll_key(&mut self, volume: &Arc<Volume>, store: &mut StoreHandle) -> Option<KeyEvent> {
-        if !store.erase_awaits_key() && !self.is_renewing_key() {
+        if !store.erase().awaits_key() && !self.is_renewing_key() {
             return None;
         }
         if std::mem::take(&mut self.keys_destroyed) {
-            store.key_destroyed(true);
+            store.erase().key_destroyed(true);
             return None;
         }
         let renewed = self.renewal.as_mut().and_then(|renewal| renewal.poll(volume))?;
         let is_destroyed = matches!(renewed, Renewed::Destroyed(_));
         let wrap = wrap_after(&volume.name, renewed);
         self.key_survived = !is_destroyed;
-        store.key_destroyed(is_destroyed);
+        store.erase().key_destroyed(is_destroyed);
         Some(KeyEvent { is_destroyed, wrap })
     }
 
@@ -232,7 +249,7 @@ impl Sanitizer {
 
     /// Continues with the status from before the unit was closed. An erase that had failed is running again.
     pub(super) fn resume(&mut self, before: SanitizeStatus, store: &StoreHandle) {
-        self.status = if store.erase_progress().is_some() { SanitizeStatus::Idle } else { before };
+        self.status = if store.erase().progress().is_some() { SanitizeStatus::Idle } else { before };
     }
 }
 

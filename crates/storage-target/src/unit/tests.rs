@@ -3,7 +3,7 @@
 
 mod claims;
 mod commands;
-mod errands;
+mod cross_unit;
 mod key_erase;
 mod sanitize;
 
@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use strongroom_block::{AttachId, BlockKeyWrap, Buffer, SealRecord};
-use strongroom_scsi::transport::target::WriteSegment;
+use strongroom_block::{AttachId, BlockKeyWrap, Buffer, Lba, SealRecord};
+use strongroom_scsi::transport::target::{Response, WriteSegment};
 use strongroom_scsi::transport::{Direction, Lun, Parameters, SealRecords, TaskAttribute};
 use strongroom_scsi::vendor::ATTACH_ID_BYTES;
-use strongroom_scsi::{Status, VendorCommand, provisioning};
+use strongroom_scsi::{Sense, Status, VendorCommand, cdb, provisioning};
 use strongroom_store::{OpenOptions, Store};
 
+use super::sanitize::SanitizeStatus;
 use super::*;
 use crate::access::Identity;
 use crate::{Catalogue, VolumeSpec};
@@ -151,7 +152,7 @@ impl Bench {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum DiskStep {
     Write { lba: u64, count: u32, seed: u8, fua: bool },
     Same { lba: u64, count: u32, seed: u8, unmap: bool },
     Unmap { lba: u64, count: u32 },
@@ -160,17 +161,17 @@ enum Step {
     Flush,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = DiskStep> {
     let range = (0..BLOCKS, 1..40u32).prop_map(|(lba, count)| (lba, count.min((BLOCKS - lba) as u32)));
     prop_oneof![
         4 => (range.clone(), any::<u8>(), any::<bool>())
-            .prop_map(|((lba, count), seed, fua)| Step::Write { lba, count, seed, fua }),
+            .prop_map(|((lba, count), seed, fua)| DiskStep::Write { lba, count, seed, fua }),
         1 => (range.clone(), 0..3u8, any::<bool>())
-            .prop_map(|((lba, count), seed, unmap)| Step::Same { lba, count, seed, unmap }),
-        1 => range.clone().prop_map(|(lba, count)| Step::Unmap { lba, count }),
-        1 => (0..BLOCKS, any::<u8>(), any::<bool>()).prop_map(|(lba, seed, right)| Step::Swap { lba, seed, right }),
-        3 => range.prop_map(|(lba, count)| Step::Read { lba, count }),
-        1 => Just(Step::Flush),
+            .prop_map(|((lba, count), seed, unmap)| DiskStep::Same { lba, count, seed, unmap }),
+        1 => range.clone().prop_map(|(lba, count)| DiskStep::Unmap { lba, count }),
+        1 => (0..BLOCKS, any::<u8>(), any::<bool>()).prop_map(|(lba, seed, right)| DiskStep::Swap { lba, seed, right }),
+        3 => range.prop_map(|(lba, count)| DiskStep::Read { lba, count }),
+        1 => Just(DiskStep::Flush),
     ]
 }
 
@@ -178,25 +179,25 @@ fn bytes_of(seed: u8, blocks: u32) -> Vec<u8> {
     (0..blocks as usize * BLOCK).map(|at| seed.wrapping_mul(31) ^ (at % 253) as u8).collect()
 }
 
-fn take(bench: &mut Bench, model: &mut [u8], step: &Step) {
+fn take(bench: &mut Bench, model: &mut [u8], step: &DiskStep) {
     let place = |lba: u64, count: u32| lba as usize * BLOCK..(lba as usize + count as usize) * BLOCK;
     match *step {
-        Step::Write { lba, count, seed, fua } => {
+        DiskStep::Write { lba, count, seed, fua } => {
             let data = bytes_of(seed, count);
             assert_eq!(bench.out(cdb::write_16(Lba(lba), count, fua), &data).status, 0);
             model[place(lba, count)].copy_from_slice(&data);
         }
-        Step::Same { lba, count, seed, unmap } => {
+        DiskStep::Same { lba, count, seed, unmap } => {
             let block = if seed == 0 { vec![0; BLOCK] } else { bytes_of(seed, 1) };
             assert_eq!(bench.out(cdb::write_same_16(Lba(lba), count, unmap, false), &block).status, 0);
             model[place(lba, count)].chunks_exact_mut(BLOCK).for_each(|chunk| chunk.copy_from_slice(&block));
         }
-        Step::Unmap { lba, count } => {
+        DiskStep::Unmap { lba, count } => {
             let list = provisioning::unmap_parameters(&[(Lba(lba), count)]);
             assert_eq!(bench.out(cdb::unmap(list.len() as u16), &list).status, 0);
             model[place(lba, count)].fill(0);
         }
-        Step::Swap { lba, seed, right } => {
+        DiskStep::Swap { lba, seed, right } => {
             let mut compare = model[place(lba, 1)].to_vec();
             if !right {
                 compare[usize::from(seed)] ^= 0x10;
@@ -210,8 +211,8 @@ fn take(bench: &mut Bench, model: &mut [u8], step: &Step) {
                 assert_eq!(Sense::parse(&response.sense), Some(Sense::MISCOMPARE.at(Lba(seed.into()))));
             }
         }
-        Step::Read { lba, count } => assert_eq!(bench.read(lba, count), model[place(lba, count)]),
-        Step::Flush => {
+        DiskStep::Read { lba, count } => assert_eq!(bench.read(lba, count), model[place(lba, count)]),
+        DiskStep::Flush => {
             assert_eq!(bench.run(cdb::synchronize_cache_10(), Direction::None, 0, &[]).status, 0);
         }
     }

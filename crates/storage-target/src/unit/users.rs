@@ -78,10 +78,23 @@ impl Users {
         self.leaving.keys().copied()
     }
 
-    pub(super) fn set_read_only(&mut self, key: SessionKey, read_only: bool) {
+    /// The initiator of a session has logged out: it does not come back for what it saw. [`super::Unit::detach`] follows.
+    pub(crate) fn logged_out(&mut self, key: SessionKey) {
+        if let Some(user) = self.active.get_mut(&key) {
+            user.has_logged_out = true;
+        }
+    }
+
+    /// The access rules have changed: whether the session may write from now on.
+    pub(crate) fn set_read_only(&mut self, key: SessionKey, read_only: bool) {
         if let Some(user) = self.active.get_mut(&key) {
             user.read_only = read_only;
         }
+    }
+
+    /// The session's pending unit attention, which is gone with that.
+    pub(super) fn take_attention(&mut self, key: SessionKey) -> Option<Sense> {
+        self.active.get_mut(&key).and_then(|user| user.attentions.take())
     }
 
     /// Establishes a unit attention for every session that `concerns` selects.

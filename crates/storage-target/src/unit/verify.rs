@@ -27,7 +27,7 @@ const RUN_PAUSE: Duration = Duration::from_millis(5);
 const BAD_BLOCKS_MAX: usize = 1000;
 
 /// The progress of background verification.
-pub(super) struct Verifier {
+pub(crate) struct Verifier {
     opener: Arc<dyn Opener>,
     /// The next block to look at.
     next: u64,
@@ -62,7 +62,8 @@ impl Verifier {
         }
     }
 
-    pub(super) fn report(&self) -> Verification {
+    /// What it has done.
+    pub(crate) fn report(&self) -> Verification {
         Verification { opened: self.opened, bad: self.bad.iter().copied().collect() }
     }
 
@@ -72,7 +73,7 @@ impl Verifier {
         if self.is_busy {
             return (None, RUN_PAUSE);
         }
-        if self.idle_since == Some(written_bytes) || store.erase_progress().is_some() {
+        if self.idle_since == Some(written_bytes) || store.erase().progress().is_some() {
             return (None, PASS_PAUSE);
         }
         let shift = volume.geometry.block_size.shift();

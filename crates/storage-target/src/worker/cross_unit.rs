@@ -3,31 +3,27 @@
 
 use std::sync::Arc;
 
-use super::Worker;
 use super::message::Message;
 use super::units::UnitRequest;
 use crate::open_units::{CrossUnitOutcome, CrossUnitReply, CrossUnitRequest};
-use crate::unit::OutwardErrand;
+use crate::services::TargetServices;
+use crate::unit::OutgoingRequest;
 
-impl Worker {
-    /// What units requested while they were polled.
-    pub(super) fn take_unit_requests(&mut self) {
-        for request in self.unit_requests.drain(..) {
-            match request {
-                UnitRequest::Succession { volume } => crate::succession::begin(&self.services, &volume),
-                UnitRequest::CrossUnit { volume, opening, errand } => {
-                    let OutwardErrand { token, to, asker: requester, op } = *errand;
-                    let (services, worker) = (Arc::clone(&self.services), self.index);
-                    let reply = CrossUnitReply::new(move |result| {
-                        let outcome = CrossUnitOutcome { volume, opening, token, result };
-                        services.tell(worker, Message::CrossUnitOutcome(Box::new(outcome)));
-                    });
-                    // A unit that is closed is not reached: dropping the reply reports that.
-                    if let Some(worker) = self.services.environment.open_units.worker_of(&to) {
-                        let request = CrossUnitRequest { volume: to, requester, op, reply };
-                        self.services.tell(worker, Message::CrossUnit(Box::new(request)));
-                    }
-                }
+/// Sends out what a unit of this worker requested while it was polled.
+pub(super) fn send_request(request: UnitRequest, services: &Arc<TargetServices>, worker: usize) {
+    match request {
+        UnitRequest::Succession { volume } => crate::succession::begin(services, &volume),
+        UnitRequest::CrossUnit { volume, opening, request } => {
+            let OutgoingRequest { token, to, requester, op } = *request;
+            let own = Arc::clone(services);
+            let reply = CrossUnitReply::new(move |result| {
+                let outcome = CrossUnitOutcome { volume, opening, token, result };
+                own.tell(worker, Message::CrossUnitOutcome(Box::new(outcome)));
+            });
+            // A unit that is closed is not reached: dropping the reply reports that.
+            if let Some(worker) = services.environment.open_units.worker_of(&to) {
+                let request = CrossUnitRequest { volume: to, requester, op, reply };
+                services.tell(worker, Message::CrossUnit(Box::new(request)));
             }
         }
     }

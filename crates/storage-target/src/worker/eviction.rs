@@ -15,7 +15,7 @@ impl Worker {
         if self.stop.is_some() {
             return self.network.runtime.abort(stream);
         }
-        let limits = &self.logins.policy.settings().config.limits;
+        let limits = self.logins.policy.limits();
         let Some(slot) = self.logins.slots.arrive(peer, limits) else {
             return self.network.runtime.abort(stream);
         };

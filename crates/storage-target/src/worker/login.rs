@@ -109,7 +109,7 @@ impl Logins {
                 return Disposition::Keep;
             }
             connection.identity = Identity::Chap(user.into());
-            if !self.slots.settle_proven(connection, &self.policy.settings().config.limits) {
+            if !self.slots.settle_proven(connection, self.policy.limits()) {
                 self.policy.reject(connection, &request, LoginStatus::SERVICE_UNAVAILABLE, NO_SLOT);
                 return Disposition::Keep;
             }
@@ -164,7 +164,7 @@ impl Logins {
         if !self.unit_is_ready(context, connection, &applicant) {
             return Disposition::Keep;
         }
-        if !self.slots.settle_login(connection, &self.policy.settings().config.limits) {
+        if !self.slots.settle_login(connection, self.policy.limits()) {
             self.policy.reject_waiting(connection, LoginStatus::SERVICE_UNAVAILABLE, NO_SLOT);
             return Disposition::Keep;
         }
@@ -192,7 +192,7 @@ impl Logins {
                 });
             }
             Ok(_) => {
-                let reason = "the volume was made anew while the login waited; try again".to_owned();
+                let reason = "the volume was created again while the login waited; try again".to_owned();
                 Denied::Refused(LoginStatus::SERVICE_UNAVAILABLE, reason)
             }
             Err(denied) => denied,
@@ -235,7 +235,7 @@ impl Logins {
             session.machine.tsih() == tsih && names == (&grant.nexus, grant.volume.as_ref())
         });
         let Some(session) = found else {
-            let reason = "there is no such session to join; the initiator must log in anew";
+            let reason = "there is no such session to join; the initiator must log in again";
             return self.policy.reject_waiting(connection, LoginStatus::SESSION_DOES_NOT_EXIST, reason);
         };
         let is_same = session.peer.is_same(&connection.identity, connection.peer.ip(), connection.link.scheme());
@@ -249,7 +249,7 @@ impl Logins {
         let Some(session) = context.routing.sessions.get_mut_ready(key) else { return };
         match verdict {
             MayAdd::Yes => {
-                if !self.slots.settle_login(connection, &self.policy.settings().config.limits) {
+                if !self.slots.settle_login(connection, self.policy.limits()) {
                     return self.policy.reject_waiting(connection, LoginStatus::SERVICE_UNAVAILABLE, NO_SLOT);
                 }
                 if let (Some(login), Some(session)) = (&mut connection.login, context.routing.sessions.get(key)) {
@@ -263,7 +263,7 @@ impl Logins {
                 self.policy.reject_waiting(connection, LoginStatus::TOO_MANY_CONNECTIONS, reason);
             }
             MayAdd::Over => {
-                let reason = "the session that it would join is over; the initiator must log in anew";
+                let reason = "the session that it would join is over; the initiator must log in again";
                 self.policy.reject_waiting(connection, LoginStatus::SESSION_DOES_NOT_EXIST, reason);
             }
         }

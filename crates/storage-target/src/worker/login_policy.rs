@@ -13,6 +13,7 @@ use super::connections::Connections;
 use super::routing::Routing;
 use super::session::Session;
 use crate::access::{Admission, ChapDemand, Identity, Refusal};
+use crate::config::Limits;
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName, for_log};
 use crate::open_units::{CrossUnitRequest, Origin};
@@ -55,6 +56,10 @@ impl LoginPolicy {
 
     pub(super) fn settings(&self) -> &Arc<Settings> {
         &self.settings
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.settings.config.limits
     }
 
     /// Takes over the settings in force.

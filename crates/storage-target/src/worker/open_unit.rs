@@ -195,7 +195,7 @@ impl OpenUnit {
     pub(super) fn tend(&mut self, now: Instant, scrub_share: u8) {
         if !self.is_told_idle && now >= self.last_activity + IDLE_AFTER {
             self.is_told_idle = true;
-            self.unit.store_mut().idle();
+            self.unit.store().idle();
             self.is_submitted = true;
         }
         if self.unit.deadline().is_some_and(|at| now >= at) {
@@ -206,7 +206,7 @@ impl OpenUnit {
         if self.has_store() {
             self.scrub(now, scrub_share);
         }
-        if self.unit.verifies() && now >= self.verify_at.max(self.last_activity + IDLE_AFTER) {
+        if self.unit.verifier().is_some() && now >= self.verify_at.max(self.last_activity + IDLE_AFTER) {
             self.verify_at = now + self.unit.verify_step();
             self.is_submitted = true;
         }
@@ -218,14 +218,14 @@ impl OpenUnit {
             if !self.scrubs.is_due(now) {
                 return;
             }
-            self.unit.store_mut().scrub();
+            self.unit.store().scrub().begin_idle();
             self.scrubs.begun_idle(now);
-        } else if self.scrubs.is_due_beside(now, self.unit.store().is_scrubbing(), share_percent) {
-            self.unit.store_mut().scrub_beside();
+        } else if self.scrubs.is_due_beside(now, self.unit.store().scrub().is_running(), share_percent) {
+            self.unit.store().scrub().begin_beside();
         } else {
             return;
         }
-        self.scrubs.passed(now, self.unit.store().scrub_passes());
+        self.scrubs.passed(now, self.unit.store().scrub().passes());
         self.is_submitted = true;
     }
 
@@ -245,7 +245,7 @@ impl OpenUnit {
         // What keeps it from being idle wakes the worker when it ends.
         let close = self.unused_since.filter(|_| self.unit.is_idle()).map(|since| since + idle_close);
         let scrub = self.has_store().then(|| self.scrubs.deadline(self.last_activity + IDLE_AFTER, scrub_share));
-        let verify = self.unit.verifies().then(|| self.verify_at.max(self.last_activity + IDLE_AFTER));
+        let verify = self.unit.verifier().is_some().then(|| self.verify_at.max(self.last_activity + IDLE_AFTER));
         [idle, close, scrub, verify, self.unit.deadline()].into_iter().flatten().min()
     }
 

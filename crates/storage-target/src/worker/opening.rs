@@ -50,7 +50,7 @@ pub(super) fn serve(
     if let Some(opener) = opener {
         unit.verify_with(opener);
     }
-    unit.store_mut().signal_completions(waker);
+    unit.store().signal_completions(waker);
     let budget = &services.budget;
     let used = unit.store().memory();
     let memory = StoreMemory {

@@ -1,5 +1,6 @@
 //! Orders that concern every session and every volume of a worker: a few of them in each iteration, so that no session waits for them.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
@@ -8,21 +9,65 @@ use super::login_policy::{DescribedVolumes, LoginPolicy, Standing};
 use super::order::WorkerReport;
 use super::report::{session_report, volume_report};
 use super::routing::Routing;
-use super::units::Units;
 use crate::catalogue::Catalogue;
+use crate::iterations::IterationClock;
 use crate::names::VolumeName;
-use crate::settings::Settings;
 use crate::unit::SessionKey;
+
+/// Slices between two looks at the clock: a session or a volume each.
+const SLICES_PER_LOOK: usize = 8;
+
+/// The orders of a worker that take many iterations, the oldest first.
+#[derive(Default)]
+pub(super) struct OrderQueue(VecDeque<SlicedOrder>);
+
+/// What orders look at.
+pub(super) struct OrderContext<'a> {
+    pub(super) routing: &'a mut Routing,
+    pub(super) connections: &'a Connections,
+    pub(super) policy: &'a LoginPolicy,
+    pub(super) catalogue: &'a Catalogue,
+    pub(super) worker: usize,
+    pub(super) now: Instant,
+}
+
+impl OrderQueue {
+    pub(super) fn push(&mut self, order: SlicedOrder) {
+        self.0.push_back(order);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Goes on with orders until this iteration has taken its time.
+    pub(super) fn advance(&mut self, clock: &IterationClock, mut context: OrderContext<'_>) {
+        let mut slices = 0;
+        while let Some(mut order) = self.0.pop_front() {
+            while let Some(slice) = order.next_slice() {
+                match slice {
+                    Slice::Volume(name) => order.task.visit_volume(&name, &mut context),
+                    Slice::Session(key) => order.task.visit_session(key, &mut context),
+                }
+                slices += 1;
+                if slices % SLICES_PER_LOOK == 0 && clock.is_over() {
+                    return self.0.push_front(order);
+                }
+            }
+            order.answer();
+        }
+    }
+}
 
 /// An order in progress.
 pub(super) struct SlicedOrder {
     /// What is left to visit. Sessions and volumes that come meanwhile need not be visited: they come under the settings in force.
     volumes: Vec<VolumeName>,
     sessions: Vec<SessionKey>,
-    pub(super) task: Task,
+    task: Task,
 }
 
-pub(super) enum Task {
+enum Task {
     Report {
         report: WorkerReport,
         reply: Sender<WorkerReport>,
@@ -37,7 +82,7 @@ pub(super) enum Task {
 }
 
 /// What an order visits next.
-pub(super) enum Slice {
+enum Slice {
     Volume(VolumeName),
     Session(SessionKey),
 }
@@ -61,13 +106,13 @@ impl SlicedOrder {
     }
 
     /// Volumes come first: a session's rights follow from its volume's.
-    pub(super) fn next_slice(&mut self) -> Option<Slice> {
+    fn next_slice(&mut self) -> Option<Slice> {
         let volume = self.volumes.pop().map(Slice::Volume);
         volume.or_else(|| self.sessions.pop().map(Slice::Session))
     }
 
     /// Everything was visited. The sender of the order may no longer wait for the reply.
-    pub(super) fn answer(self) {
+    fn answer(self) {
         match self.task {
             Task::Report { report, reply } => drop(reply.send(report)),
             Task::Recheck { ended, changed, reply, .. } => drop(reply.send((ended, changed))),
@@ -76,20 +121,16 @@ impl SlicedOrder {
 }
 
 impl Task {
-    pub(super) fn visit_volume(
-        &mut self,
-        name: &VolumeName,
-        units: &mut Units,
-        catalogue: &Catalogue,
-        (settings, worker): (&Settings, usize),
-    ) {
+    fn visit_volume(&mut self, name: &VolumeName, context: &mut OrderContext<'_>) {
+        let units = &mut context.routing.units;
         match self {
             Task::Report { report, .. } => {
-                report.volumes.extend(units.open(name).map(|open| volume_report(name, &open.unit, (settings, worker))));
+                let by = (&**context.policy.settings(), context.worker);
+                report.volumes.extend(units.open(name).map(|open| volume_report(name, &open.unit, by)));
             }
             Task::Recheck { .. } => {
                 if let Some(open) = units.open_mut(name)
-                    && let Ok(volume) = catalogue.load(name)
+                    && let Ok(volume) = context.catalogue.load(name)
                 {
                     open.unit.take_access(volume.access);
                 }
@@ -97,19 +138,14 @@ impl Task {
         }
     }
 
-    pub(super) fn visit_session(
-        &mut self,
-        key: SessionKey,
-        routing: &mut Routing,
-        connections: &Connections,
-        policy: &LoginPolicy,
-        (worker, now): (usize, Instant),
-    ) {
+    fn visit_session(&mut self, key: SessionKey, context: &mut OrderContext<'_>) {
+        let OrderContext { routing, connections, policy, worker, now, .. } = context;
         match self {
             Task::Report { report, .. } => {
-                let (session, settings) = (routing.sessions.get(key), policy.settings());
-                let reported = session.map(|session| session_report(session, connections, (settings, worker, now)));
-                report.sessions.extend(reported);
+                let by = (&**policy.settings(), *worker, *now);
+                report
+                    .sessions
+                    .extend(routing.sessions.get(key).map(|session| session_report(session, connections, by)));
             }
             Task::Recheck { described, ended, changed, .. } => {
                 match policy.recheck(key, routing, connections, described) {

@@ -6,23 +6,19 @@ use super::Worker;
 use super::connections::Connections;
 use super::login_policy::LoginPolicy;
 use super::order::{Order, SessionFilter};
-use super::order_slices::{Slice, SlicedOrder};
+use super::order_slices::SlicedOrder;
 use super::routing::Routing;
 use super::session::Session;
 use super::sessions::Sessions;
-use crate::iterations::IterationClock;
 use crate::names::VolumeName;
 use crate::unit::SessionKey;
-
-/// Slices between two looks at the clock: a session or a volume each.
-const SLICES_PER_LOOK: usize = 8;
 
 impl Worker {
     pub(super) fn order(&mut self, order: Order) {
         match order {
             Order::Report(reply) => {
                 let volumes = self.routing.units.names().cloned().collect();
-                self.orders.push_back(SlicedOrder::report(volumes, self.routing.sessions.keys().collect(), reply));
+                self.orders.push(SlicedOrder::report(volumes, self.routing.sessions.keys().collect(), reply));
             }
             Order::Drop { which, reply } => {
                 let (routing, connections) = (&mut self.routing, &mut self.connections);
@@ -50,44 +46,15 @@ impl Worker {
             }
             Order::Recheck { volume, reply } => {
                 self.logins.policy.refresh();
-                self.routing.set_limits(&self.logins.policy.settings().config.limits);
+                self.routing.set_limits(self.logins.policy.limits());
                 // A snapshot is for those whom its volume is for.
                 let concerns = |name: &VolumeName| volume.as_ref().is_none_or(|of| name.volume() == *of);
                 let sessions = sessions_where(&self.routing.sessions, |session| {
                     volume.is_none() || session.volume().is_some_and(concerns)
                 });
                 let volumes = self.routing.units.names().filter(|name| concerns(name)).cloned().collect();
-                self.orders.push_back(SlicedOrder::recheck(volumes, sessions, reply));
+                self.orders.push(SlicedOrder::recheck(volumes, sessions, reply));
             }
-        }
-    }
-
-    /// Goes on with orders until this iteration has taken its time.
-    pub(super) fn advance_orders(&mut self, clock: &IterationClock) {
-        let mut slices = 0;
-        while let Some(mut order) = self.orders.pop_front() {
-            while let Some(slice) = order.next_slice() {
-                match slice {
-                    Slice::Volume(name) => {
-                        order.task.visit_volume(
-                            &name,
-                            &mut self.routing.units,
-                            &self.services.catalogue,
-                            (self.logins.policy.settings(), self.index),
-                        );
-                    }
-                    Slice::Session(key) => {
-                        let context = (self.index, self.now);
-                        let (routing, connections) = (&mut self.routing, &self.connections);
-                        order.task.visit_session(key, routing, connections, &self.logins.policy, context);
-                    }
-                }
-                slices += 1;
-                if slices % SLICES_PER_LOOK == 0 && clock.is_over() {
-                    return self.orders.push_front(order);
-                }
-            }
-            order.answer();
         }
     }
 }

@@ -94,8 +94,11 @@ pub(super) fn volume_report(name: &VolumeName, unit: &Unit, (settings, worker): 
         io_reason: unit.store().io_reason(),
         retention_blocks: unit.store().info().retention_blocks,
         store: unit.store().stats().into(),
-        bad_blocks: unit.store().bad_blocks(),
-        verification: unit.verification().map(|done| VerificationReport { opened: done.opened, bad_blocks: done.bad }),
+        bad_blocks: unit.store().scrub().bad_blocks(),
+        verification: unit.verifier().map(|verifier| {
+            let done = verifier.report();
+            VerificationReport { opened: done.opened, bad_blocks: done.bad }
+        }),
         waiting: unit.pending_image().map(|pending| waiting_report(&pending, unit, settings)),
     }
 }

@@ -440,7 +440,7 @@ impl Routing {
             }
             CrossWorkerRequest::ReadOnly(read_only) => {
                 if let Some(open) = self.units.open_mut(volume) {
-                    open.unit.set_read_only(session, read_only);
+                    open.unit.users_mut().set_read_only(session, read_only);
                 }
                 None
             }
@@ -488,7 +488,7 @@ impl Routing {
         if address.unit_worker != self.worker {
             self.request_of_unit(key, &address, CrossWorkerRequest::ReadOnly(read_only));
         } else if let Some(open) = self.units.open_mut(&address.volume) {
-            open.unit.set_read_only(key, read_only);
+            open.unit.users_mut().set_read_only(key, read_only);
         }
     }
 
@@ -526,7 +526,7 @@ impl Routing {
 
     fn unit_logged_out(&mut self, volume: &VolumeName, key: SessionKey) {
         if let Some(open) = self.units.open_mut(volume) {
-            open.unit.logged_out(key);
+            open.unit.users_mut().logged_out(key);
         }
     }
 

@@ -76,7 +76,7 @@ impl Worker {
         session.connections.push((id, connection.key));
         let mut is_evicted_first = false;
         if session.unit.is_none() {
-            session.ends_at = Some(self.now + self.logins.policy.settings().config.limits.discovery_timeout());
+            session.ends_at = Some(self.now + self.logins.policy.limits().discovery_timeout());
             is_evicted_first = connection.slot.kind() == SlotKind::Arriving;
         }
         self.announce(&session, connection);

@@ -15,7 +15,7 @@ use crate::config::Limits;
 use crate::names::VolumeName;
 use crate::open_units::{CrossUnitOutcome, CrossUnitRequest};
 use crate::stats::Counters;
-use crate::unit::{Finished, OutwardErrand, SessionKey};
+use crate::unit::{Finished, OutgoingRequest, SessionKey};
 
 /// How often stores are asked how much memory they hold, at most.
 const STORES_EVERY: Duration = Duration::from_millis(100);
@@ -70,7 +70,7 @@ pub(super) struct UnitOutput {
 /// What a unit requests of the target around it.
 pub(super) enum UnitRequest {
     /// An operation on another unit. `opening` identifies the opening of the unit that requests it.
-    CrossUnit { volume: VolumeName, opening: u64, errand: Box<OutwardErrand> },
+    CrossUnit { volume: VolumeName, opening: u64, request: Box<OutgoingRequest> },
     /// The volume replaces the one that it was made to succeed.
     Succession { volume: VolumeName },
 }
@@ -181,9 +181,9 @@ impl Units {
             if open.unit.take_place() {
                 output.requests.push(UnitRequest::Succession { volume: name.clone() });
             }
-            for errand in open.unit.take_outward() {
-                let (volume, opening, errand) = (name.clone(), open.unit.opening(), Box::new(errand));
-                output.requests.push(UnitRequest::CrossUnit { volume, opening, errand });
+            for request in open.unit.take_outgoing() {
+                let (volume, opening, request) = (name.clone(), open.unit.opening(), Box::new(request));
+                output.requests.push(UnitRequest::CrossUnit { volume, opening, request });
             }
             open.finished_managements(&output.finished[before..], &mut output.managements);
             // Logins that still have to wait are added again.
@@ -239,7 +239,7 @@ impl Units {
     /// A unit of any worker requests an operation of a unit here. Dropped, it is answered as not reachable.
     pub(super) fn cross_unit_request(&mut self, now: Instant, request: CrossUnitRequest, may_write: bool) {
         let Some(open) = self.open_mut(&request.volume) else { return };
-        open.unit.take_errand(request, may_write);
+        open.unit.serve(request, may_write);
         open.activity(now);
     }
 
@@ -247,7 +247,7 @@ impl Units {
     pub(super) fn cross_unit_outcome(&mut self, outcome: CrossUnitOutcome) {
         let Some(open) = self.open_mut(&outcome.volume) else { return };
         if open.unit.opening() == outcome.opening {
-            open.unit.take_errand_back(outcome.token, outcome.result);
+            open.unit.take_reply(outcome.token, outcome.result);
             open.is_submitted = true;
         }
     }

@@ -1,4 +1,4 @@
-//! Proves what a peer that has proven nothing cannot do at the target's port: keep others out, whatever it holds open, or end what somebody
+//! Proves what a peer that has proven nothing cannot do at the target's port: keep others out by what it holds open, or end what somebody
 //! else could recover.
 
 use std::io::{ErrorKind, Read};
@@ -51,7 +51,7 @@ fn attack_discovery_sessions_do_not_block_the_port() {
     plain.write(0, &pattern(1, 1));
     assert_eq!(host.handle().stats().connections_evicted, 40 - 12 + 1, "one for each that found the share full");
     assert_eq!(host.handle().stats().connections_refused, 0);
-    // And who has got in stays, whatever comes.
+    // And who has got in stays.
     for number in 0..40 {
         let name = format!("iqn.2026-11.org.example:y{number}");
         Initiator::connect(&host, None, discovery(&name)).wait_for_login().expect("let in");
@@ -73,7 +73,7 @@ fn attack_silent_connections_do_not_block_the_port() {
     drop(silent);
 }
 
-/// Whoever may use a plain volume by a name that anybody can say takes no more than the share of such.
+/// One that may use a plain volume by a name that every peer can claim takes no more than the share of such.
 #[test]
 fn attack_plain_sessions_leave_places_to_others() {
     let host = Host::start_with(&volumes(), few_places);

@@ -1,5 +1,5 @@
 //! Proves what SANITIZE CRYPTOGRAPHIC ERASE of a volume of custody `target` comes to: the key that wrapped its block keys is gone, and with it
-//! everything, whatever crashes; or it was not, and then that is said.
+//! everything, with any crash; or it was not, and then that is said.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -136,7 +136,7 @@ fn a_cryptographic_erase_destroys_the_key_and_goes_on_after_a_crash() {
     assert_eq!(read(&mut initiator, 4, 1).good(), data);
 }
 
-/// Whoever renews it cannot: the erase from before goes on all the same, and the volume can be opened.
+/// The renewal of the key fails: the erase from before goes on all the same, and the volume can be opened.
 #[test]
 fn an_erase_that_goes_on_without_its_key_makes_no_volume_unusable() {
     let (key, stuck) = (Arc::new(AtomicU8::new(1)), Arc::new(AtomicBool::new(true)));

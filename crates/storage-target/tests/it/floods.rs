@@ -1,6 +1,6 @@
 //! Proves at the port of a running target, with its default limits, that a flood of connections from several addresses keeps nobody out
 //! who can prove who he is: not while a thousand discovery sessions answer every ping, and not while a thousand handshakes stay half open.
-//! Whatever makes way is connected again at once.
+//! What makes way is connected again at once.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! Proves what a volume remembers when nobody uses it: it is closed, and can be deleted, whatever its initiators have set; and what
+//! Proves what a volume remembers when nobody uses it: it is closed, and can be deleted, for all that its initiators have set; and what
 //! they have set holds when it is opened again by the same target.
 
 use strongroom_block::Buffer;

@@ -1,4 +1,4 @@
-//! Proves over sockets that a further connection joins a session only for whoever made it: with its names, its handle, its proof, and from
+//! Proves over sockets that a further connection joins a session only for the node that made it: with its names, its handle, its proof, and from
 //! where it came; and that a session which others try to join or to end does not notice. On whichever worker it is.
 
 use std::collections::HashSet;
@@ -310,7 +310,7 @@ fn every_connection_of_a_session_proves_the_same() {
             left -= done.count();
             (left == 0).then_some(())
         });
-        // Without a proof nobody ends the session, nor a connection of it, whatever names it knows.
+        // Without a proof nobody ends the session, nor a connection of it, with all the names that it knows.
         for (tsih, cid) in [(0, 0), (tsih, 0), (tsih, further.id.0)] {
             for initiator in [ALICE, EVE] {
                 let attempt = Attempt { at: host.address(), initiator, volume: "disk", isid: isid(which), tsih, cid };

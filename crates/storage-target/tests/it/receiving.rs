@@ -14,7 +14,7 @@ use crate::support::*;
 
 const BLOCKS: u32 = 1024;
 
-/// The stream of a new snapshot of everything written anew.
+/// The stream of a new snapshot of everything written again.
 fn night(host: &Host, seed: u8, name: &str, from: Option<&str>) -> Vec<u8> {
     let mut data = host.plain("data");
     (0..BLOCKS / 64).for_each(|part| data.write(u64::from(part) * 64, &pattern(seed + part as u8, 64)));
@@ -80,7 +80,7 @@ fn a_reader_sees_one_image_while_snapshots_come_in() {
     assert!(all(&mut copy.plain("data:tuesday")) == image(40), "the snapshots can be attached at once");
     let other = normal("iqn.2026-11.org.strongroom:second", "data");
     let mut second = Initiator::log_in(&copy, None, other).unwrap();
-    assert!(all(&mut second) == image(1), "whoever joins a reader sees what that sees");
+    assert!(all(&mut second) == image(1), "one that joins a reader sees what that sees");
 
     let refused = operate(&copy, "data", Operation::SnapshotDelete { snapshot: "monday".into() }).unwrap_err();
     assert!(refused.contains("read this one"), "{refused}");

@@ -180,7 +180,7 @@ fn reservations_attentions_and_resets_reach_every_worker() {
     all.iter_mut().for_each(|session| session.write(1, &pattern(3, 1)));
 }
 
-/// Every command of a session is answered once whatever others end, and what is answered with TASK ABORTED may be sent again.
+/// Every command of a session is answered once while others end, and what is answered with TASK ABORTED may be sent again.
 #[test]
 fn resets_in_the_middle_of_work_lose_no_answer() {
     let host = host();

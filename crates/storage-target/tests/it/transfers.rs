@@ -252,7 +252,7 @@ struct Raw {
     input: Vec<u8>,
 }
 
-/// What a target said: a message, and then whatever; or the end.
+/// What a target said: a message, and what follows; or the end.
 type Heard = Option<Vec<u8>>;
 
 impl Raw {
@@ -508,7 +508,7 @@ fn attack_a_stalled_sender_does_not_hold_the_volume() {
     let monday = stream(&source, "monday", None, None);
     let mut stalled = Raw::begun(&there, &bob_key(), &monday[0]);
     stalled.data(0, &monday[0]);
-    // It says that it is there, for as long as anybody listens, and sends nothing.
+    // It says that it is there, for as long as a peer listens, and sends nothing.
     let deadline = Instant::now() + PATIENCE;
     stalled.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let refusal = loop {

@@ -141,7 +141,7 @@ fn a_trusted_target_verifies_by_itself() {
     let verification = done.verification.expect("it is verified");
     assert_eq!(verification.bad_blocks, [55], "its older versions are the two that are kept");
     assert!(verification.opened >= 99, "{verification:?}");
-    // Written anew it opens, and is forgotten.
+    // Written again it opens, and is forgotten.
     write(&mut initiator, 55, counter + 1, 1, Some(&KEY));
     while report(&host).store.versions_retained > 0 {
         assert!(Instant::now() < until, "{:?}", report(&host));

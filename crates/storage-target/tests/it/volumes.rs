@@ -285,8 +285,8 @@ fn a_clone_that_others_were_made_of_stays_whole() {
 fn who_may_not_use_a_volume_any_more_loses_its_snapshots_too() {
     let host = Host::start_with(&[VolumeSpec::plain("data", MIB)], |config| config.plain.clear());
     let catalogue = host.handle().catalogue();
-    let anybody = strongroom_target::Access { initiators: vec!["*".into()], ..Default::default() };
-    catalogue.set_access("data", anybody).unwrap();
+    let everyone = strongroom_target::Access { initiators: vec!["*".into()], ..Default::default() };
+    catalogue.set_access("data", everyone).unwrap();
     operate(&host, "data", create("monday")).unwrap();
     let mut monday = host.plain("data:monday");
     catalogue.set_access("data", strongroom_target::Access::default()).unwrap();

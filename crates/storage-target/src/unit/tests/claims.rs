@@ -54,7 +54,7 @@ fn begin_copy(bench: &mut Bench) -> TaskId {
     let mut other = sample(strongroom_block::Custody::KeyFile);
     (other.name, other.id, other.sealed) = (VolumeName::new("other").unwrap(), VolumeId([9; 16]), None);
     other.geometry = bench.unit.volume().geometry;
-    bench.unit.environment.open_units.enter(&other, 1);
+    bench.unit.server.identity.environment().open_units.enter(&other, 1);
     let naa = |id| inquiry::identification(id, "iqn.x", 1)[8..16].try_into().unwrap();
     let units = [naa(bench.unit.volume().id), naa(other.id)];
     let segment = Segment { blocks: 8, source: 0u16, from: Lba(0), destination: 1, to: Lba(0) };
@@ -77,7 +77,7 @@ fn a_take_over_is_answered_when_what_it_aborted_is_over() {
     let (mut finished, mut outward) = (Vec::new(), Vec::new());
     while outward.is_empty() {
         bench.unit.poll(&mut finished);
-        outward = bench.unit.take_outward();
+        outward = bench.unit.take_outgoing();
     }
     bench.attach_other();
     let (claim, verdict) = bench.submit_claim(OTHER, 2, true);
@@ -85,7 +85,7 @@ fn a_take_over_is_answered_when_what_it_aborted_is_over() {
     let file = bench._dir.path().join("disk/leases.toml");
     let is_kept = || std::fs::read_to_string(&file).is_ok_and(|text| text.contains(&"02".repeat(16)));
     let begun = Instant::now();
-    while !is_kept() || bench.unit.access.leases.is_writing() {
+    while !is_kept() || bench.unit.server.access.leases.is_writing() {
         assert!(begun.elapsed() < PATIENCE);
         bench.unit.poll(&mut finished);
     }
@@ -94,7 +94,7 @@ fn a_take_over_is_answered_when_what_it_aborted_is_over() {
     assert_eq!(bench.write_of(KEY), Some(2), "a unit attention says that it was preempted");
     assert_eq!(bench.write_of(KEY), Some(Status::ReservationConflict as u8));
     let written = Outcome::Written { first: strongroom_block::StoreSequence(1), repeated: 0, superseded: 0 };
-    bench.unit.take_errand_back(outward.remove(0).token, Ok(written));
+    bench.unit.take_reply(outward.remove(0).token, Ok(written));
     while finished.len() < 2 {
         assert!(begun.elapsed() < PATIENCE);
         bench.unit.poll(&mut finished);

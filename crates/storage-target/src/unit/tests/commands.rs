@@ -408,7 +408,7 @@ fn preempt_and_abort_is_answered_when_the_tasks_are_over() {
     assert_eq!(sense_of(&bench.as_other(cdb::test_unit_ready(), &[])), UnitAttention::RegistrationsPreempted.sense());
 }
 
-/// A write of a session that is gone could still land on what whoever fenced it off writes next.
+/// A write of a session that is gone could still land on what the session that fenced it off writes next.
 #[test]
 fn preempt_and_abort_waits_for_the_tasks_of_a_session_that_has_gone() {
     let (mut bench, written) = with_a_victim_that_writes();
@@ -482,27 +482,27 @@ fn a_unit_that_was_closed_goes_on_as_it_was() {
     let mut bench = Bench::plain();
     let (cdb, list) = reserve_out(0, 0, 0, 1, false);
     assert_eq!(bench.out(cdb, &list).status, 0);
-    bench.unit.sanitizer.set_status(SanitizeStatus::Failed);
+    bench.unit.server.sanitizer.set_status(SanitizeStatus::Failed);
     bench.unit.detach(KEY);
     assert!(bench.unit.is_idle());
     let rest = bench.unit.closed();
     let mut opened = Bench::plain();
     opened.unit.resume(rest.clone());
     assert_eq!(
-        opened.unit.access.reservations.persistent().registrations(),
-        bench.unit.access.reservations.persistent().registrations()
+        opened.unit.server.access.reservations.persistent().registrations(),
+        bench.unit.server.access.reservations.persistent().registrations()
     );
-    assert_eq!(opened.unit.sanitizer.status(), SanitizeStatus::Failed);
+    assert_eq!(opened.unit.server.sanitizer.status(), SanitizeStatus::Failed);
     // But what somebody put on disk meanwhile counts.
     let mut other = Bench::plain();
     let (cdb, list) = reserve_out(0, 0, 0, 2, true);
     assert_eq!(other.out(cdb, &list).status, 0);
     other.unit.resume(rest);
-    assert_eq!(other.unit.access.reservations.persistent().registrations()[0].key, 2);
+    assert_eq!(other.unit.server.access.reservations.persistent().registrations()[0].key, 2);
 }
 
 #[test]
-fn an_absence_is_sealed_anew_only_where_there_is_no_data() {
+fn an_absence_is_resealed_only_where_there_is_no_data() {
     fn record(flags: RecordFlags, counter: u64, checksum: u64) -> SealRecord {
         let stamp = Stamp { attach_id: AttachId([1; 16]), counter };
         SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp, checksum, [0; 16])

@@ -1,4 +1,4 @@
-//! Proves what wraps after a cryptographic erase, whatever became of destroying the old key, and who answers for it.
+//! Proves what wraps after a cryptographic erase, for every outcome of destroying the old key, and who answers for it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use super::*;
 use crate::SealedSpec;
 use crate::volume_keys::WrapFactory;
 
-/// Wraps whatever it is given as copies of one byte.
+/// Wraps every key as copies of one byte.
 struct Mask(u8);
 
 impl BlockKeyWrap for Mask {
@@ -47,7 +47,7 @@ fn keyed(open: impl FnOnce(&Catalogue, &Volume) -> Store) -> Keyed {
     let sealed = SealedSpec { wrapping_key: Some(key), ..SealedSpec::new(Custody::Target) };
     let spec = VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain("vault", 1 << 20) };
     let mut bench = Bench::serving(&spec, open);
-    bench.unit.codec.wrap = Some(Arc::new(Mask(1)));
+    bench.unit.server.medium.codec.wrap = Some(Arc::new(Mask(1)));
     Keyed { bench, elsewhere: Catalogue::open(dirs[1].path()).unwrap(), spec, _dirs: dirs }
 }
 
@@ -58,11 +58,11 @@ fn opened(catalogue: &Catalogue, volume: &Volume) -> Store {
 impl Keyed {
     fn may_renew(&mut self, renew: WrapFactory, open: WrapFactory) {
         let renewer = KeyRenewer { renew, open, catalogue: self.elsewhere.clone() };
-        self.bench.unit.sanitizer.set_renewal(Some(KeyRenewal::new(renewer, Arc::new(|| {}))));
+        self.bench.unit.server.sanitizer.set_renewal(Some(KeyRenewal::new(renewer, Arc::new(|| {}))));
     }
 
     fn begin(&mut self) {
-        self.bench.unit.store.submit(Token(1_000_000), Op::CryptoErase);
+        self.bench.unit.server.medium.store.submit(Token(1_000_000), Op::CryptoErase);
     }
 
     fn until(&mut self, what: &str, is_so: impl Fn(&Unit) -> bool) {
@@ -75,12 +75,14 @@ impl Keyed {
     }
 
     fn until_erased(&mut self) {
-        self.until("the erase ends", |unit| unit.store.erase_progress().is_none() && !unit.sanitizer.is_erasing());
+        self.until("the erase ends", |unit| {
+            unit.server.medium.store.erase().progress().is_none() && !unit.server.sanitizer.is_erasing()
+        });
     }
 
     /// The key that wraps; `None`: nothing does, and nothing is written.
     fn key(&self) -> Option<u8> {
-        let wrap = self.bench.unit.codec.wrap.as_ref().expect("blocks are always wrapped");
+        let wrap = self.bench.unit.server.medium.codec.wrap.as_ref().expect("blocks are always wrapped");
         assert_eq!(wrap.unwrap(&[0; 40]).is_ok(), wrap.wrap(&[0; 32]).is_ok());
         wrap.wrap(&[0; 32]).ok().map(|wrapped| wrapped[0])
     }
@@ -97,9 +99,11 @@ fn what_is_left_after_a_renewal_is_what_wraps() {
         let mut keyed = keyed(opened);
         keyed.may_renew(gives(renewed), gives(found));
         keyed.begin();
-        keyed.until("it begins", |unit| unit.store.erase_progress().is_some() && unit.sanitizer.is_erasing());
+        keyed.until("it begins", |unit| {
+            unit.server.medium.store.erase().progress().is_some() && unit.server.sanitizer.is_erasing()
+        });
         keyed.until_erased();
-        assert_eq!((keyed.key(), keyed.bench.unit.sanitizer.status()), (key, sanitize), "{renewed:?} {found:?}");
+        assert_eq!((keyed.key(), keyed.bench.unit.server.sanitizer.status()), (key, sanitize), "{renewed:?} {found:?}");
     }
 }
 
@@ -114,13 +118,15 @@ fn a_key_that_is_shared_by_then_is_left_alone() {
         Ok(Arc::new(Mask(2)))
     });
     keyed.may_renew(Arc::clone(&count), count);
-    assert!(keyed.bench.unit.sanitizer.can_destroy_key(&keyed.bench.unit.volume));
+    assert!(keyed.bench.unit.server.sanitizer.can_destroy_key(&keyed.bench.unit.volume()));
     keyed.begin();
     keyed.elsewhere.create(&VolumeSpec { name: "other".to_owned(), ..keyed.spec.clone() }).unwrap();
-    keyed.until("it begins", |unit| unit.store.erase_progress().is_some() && unit.sanitizer.is_erasing());
+    keyed.until("it begins", |unit| {
+        unit.server.medium.store.erase().progress().is_some() && unit.server.sanitizer.is_erasing()
+    });
     keyed.until_erased();
     assert_eq!(calls.load(Ordering::Relaxed), 0);
-    assert_eq!((keyed.key(), keyed.bench.unit.sanitizer.status()), (Some(1), SanitizeStatus::Failed));
+    assert_eq!((keyed.key(), keyed.bench.unit.server.sanitizer.status()), (Some(1), SanitizeStatus::Failed));
 }
 
 /// A snapshot that was just deleted may still be a unit on the store.
@@ -128,12 +134,12 @@ fn a_key_that_is_shared_by_then_is_left_alone() {
 fn a_unit_that_cannot_destroy_the_key_does_not_answer_for_the_one_that_can() {
     let mut keyed = keyed(opened);
     keyed.begin();
-    keyed.until("it waits", |unit| unit.store.erase_awaits_key());
+    keyed.until("it waits", |unit| unit.server.medium.store.erase().awaits_key());
     (0..100).for_each(|_| keyed.bench.unit.poll(&mut Vec::new()));
-    assert!(keyed.bench.unit.store.erase_awaits_key());
+    assert!(keyed.bench.unit.server.medium.store.erase().awaits_key());
     keyed.may_renew(gives(Ok(2)), gives(Err("not asked")));
     keyed.until_erased();
-    assert_eq!((keyed.key(), keyed.bench.unit.sanitizer.status()), (Some(2), SanitizeStatus::Idle));
+    assert_eq!((keyed.key(), keyed.bench.unit.server.sanitizer.status()), (Some(2), SanitizeStatus::Idle));
 }
 
 #[test]
@@ -147,13 +153,13 @@ fn a_renewal_that_has_begun_is_seen_through() {
     });
     keyed.may_renew(slow, gives(Err("not asked")));
     keyed.begin();
-    keyed.until("it begins", |unit| unit.sanitizer.is_renewing_key());
-    keyed.bench.unit.store.key_destroyed(false);
+    keyed.until("it begins", |unit| unit.server.sanitizer.is_renewing_key());
+    keyed.bench.unit.server.medium.store.erase().key_destroyed(false);
     keyed.until_erased();
     keyed.bench.unit.detach(KEY);
     assert!(keyed.key() == Some(1) && !keyed.bench.unit.is_idle(), "nobody may open the volume meanwhile");
     release.send(()).unwrap();
-    keyed.until("it ends", |unit| !unit.sanitizer.is_renewing_key());
+    keyed.until("it ends", |unit| !unit.server.sanitizer.is_renewing_key());
     assert!(keyed.key() == Some(2) && keyed.bench.unit.is_idle());
 }
 
@@ -171,10 +177,10 @@ fn an_erase_that_goes_on_without_its_key_has_failed_until_the_next_one() {
     });
     keyed.bench.unit.key_survived();
     keyed.until_erased();
-    assert_eq!(keyed.bench.unit.sanitizer.status(), SanitizeStatus::Failed);
+    assert_eq!(keyed.bench.unit.server.sanitizer.status(), SanitizeStatus::Failed);
     let block_erase = cdb_of(&[strongroom_scsi::opcode::SANITIZE, strongroom_scsi::opcode::SA_SANITIZE_BLOCK_ERASE]);
     assert_eq!(keyed.bench.run(block_erase, Direction::None, 0, &[]).status, 0);
-    assert_eq!(keyed.bench.unit.sanitizer.status(), SanitizeStatus::Idle);
+    assert_eq!(keyed.bench.unit.server.sanitizer.status(), SanitizeStatus::Idle);
 }
 
 /// The newest block that a blind unit has.
@@ -218,12 +224,12 @@ fn attack_key_a_blind_unit_is_not_sanitized_before_its_keys_are_destroyed() {
             None => assert_eq!(response.status, 0, "{sense:?}"),
         }
         let started = Instant::now();
-        while bench.unit.store().erase_progress().is_some() {
+        while bench.unit.store().erase().progress().is_some() {
             assert!(started.elapsed() < PATIENCE, "it ends");
             bench.unit.poll(&mut Vec::new());
         }
         let read = bench.run(cdb::read_16(Lba(5), 1), Direction::Read, 4096, &[]);
         assert_eq!(read.status == 0, refusal.is_some(), "what was not erased is there");
-        assert_eq!(bench.unit.sanitizer.status(), SanitizeStatus::Idle);
+        assert_eq!(bench.unit.server.sanitizer.status(), SanitizeStatus::Idle);
     }
 }

@@ -85,7 +85,7 @@ fn write(bench: &mut Bench) {
 
 fn until_erased(bench: &mut Bench) {
     let (mut finished, started) = (Vec::new(), Instant::now());
-    while bench.unit.store().erase_progress().is_some() {
+    while bench.unit.store().erase().progress().is_some() {
         assert!(started.elapsed() < PATIENCE, "it ends");
         bench.unit.poll(&mut finished);
     }
@@ -153,7 +153,7 @@ fn a_failure_lasts_until_the_erase_went_on_and_ended() {
     assert_eq!(read(&mut bench).status, 0, "it has ended well");
     assert_eq!(bench.read(0, 1), [0; BLOCK]);
     // One that fails while it goes on has failed as well, and is forgotten when another one ends.
-    bench.unit.sanitizer.set_status(SanitizeStatus::Failed);
+    bench.unit.server.sanitizer.set_status(SanitizeStatus::Failed);
     assert!(sense_of(&read(&mut bench)).is(&Sense::SANITIZE_FAILED));
     assert_eq!(bench.run(cdb_of(&[SANITIZE, BLOCK_ERASE]), Direction::None, 0, &[]).status, 0);
     assert_eq!(read(&mut bench).status, 0);

@@ -242,7 +242,7 @@ fn nobody_writes_meanwhile_and_it_can_be_given_up() {
     let config = site.world.text("strongroom.toml");
     site.reseal(&[]).failed(&["--to"]);
     site.reseal(&["--to", "keyfile=x"]).failed(&["leave out"]);
-    site.reseal(&["--abandon"]).failed(&["not being sealed anew"]);
+    site.reseal(&["--abandon"]).failed(&["not being resealed"]);
     run(&["volume", "snapshot", "create", "vault@monday", "--config", &config]).ok();
     site.reseal(&["--to", "target", "--peer", "alice"]).failed(&["snapshots", "vault@monday"]);
     run(&["volume", "snapshot", "delete", "vault@monday", "--config", &config]).ok();

@@ -171,12 +171,12 @@ fn a_restart_gives_holders_their_whole_time() {
     let kept = table.judge(&claim(1, Exclusive));
     let Verdict::Granted { after, .. } = kept else { panic!("{kept:?}") };
     let mut table = Table { leases: LeaseTable::restore(after), now: Some(Instant::now()) };
-    assert!(!table.claims(&claim(2, Exclusive)), "before anybody told it the time");
+    assert!(!table.claims(&claim(2, Exclusive)), "before it was told the time");
     table.pass(0);
     table.pass(59);
     assert!(!table.claims(&claim(2, Exclusive)));
     assert!(table.claims(&resume(1, Exclusive)));
-    // Closing a volume that nobody uses does not begin it anew.
+    // Closing a volume that nobody uses does not begin it again.
     table.leaves(1);
     table.pass(40);
     let rest = table.leases.clone();
@@ -188,7 +188,7 @@ fn a_restart_gives_holders_their_whole_time() {
     assert!(opened.claims(&claim(2, Exclusive)));
 }
 
-/// An id is seen by whoever keeps the target, and by nobody else; even so it is of no use to another peer.
+/// An id is seen by the administrator of the target, and by nobody else; even so it is of no use to another peer.
 #[test]
 fn attack_a_lease_is_no_others_by_its_id() {
     let mut table = Table::new();

@@ -1,14 +1,13 @@
-//! The commands of a unit that are executing: which operation of the store belongs to which task, what is answered when a task ends, and
-//! responses that wait until other tasks have ended. What the commands do is not here.
+//! The task set of a unit (SAM-5): which operation of the store belongs to which task, what is answered when a task ends, and responses that wait
+//! until other tasks have ended. What the commands do is not here.
 
 use std::collections::{HashMap, HashSet};
 
 use strongroom_block::Token;
 use strongroom_scsi::transport::target::{Response, TaskId};
-use strongroom_store::Completion;
 
+use super::commands::BlockCommand;
 use super::task::{Finished, SessionKey, TaskKey};
-use super::work::Work;
 
 /// What is answered when a command has been executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +33,7 @@ impl Ending {
 /// A command with an operation that the store, or another unit, is executing.
 pub(super) struct RunningCommand {
     pub(super) task: TaskKey,
-    pub(super) work: Work,
+    pub(super) command: BlockCommand,
     pub(super) ending: Ending,
 }
 
@@ -47,15 +46,13 @@ struct DelayedResponse {
 
 /// The running commands of a unit. Tokens name operations of its store.
 #[derive(Default)]
-pub(super) struct Executor {
+pub(super) struct TaskSet {
     running: HashMap<Token, RunningCommand>,
     delayed: Vec<DelayedResponse>,
     last_token: u64,
-    /// An empty vector whose memory is reused.
-    completions: Vec<Completion>,
 }
 
-impl Executor {
+impl TaskSet {
     /// A token that was not used before.
     pub(super) fn next_token(&mut self) -> Token {
         self.last_token += 1;
@@ -77,16 +74,6 @@ impl Executor {
     /// An operation of a command has ended.
     pub(super) fn end(&mut self, token: Token) -> Option<RunningCommand> {
         self.running.remove(&token)
-    }
-
-    /// An empty vector for completions of the store.
-    pub(super) fn take_completions(&mut self) -> Vec<Completion> {
-        std::mem::take(&mut self.completions)
-    }
-
-    /// Keeps the vector's memory for the next poll.
-    pub(super) fn keep_completions(&mut self, completions: Vec<Completion>) {
-        self.completions = completions;
     }
 
     pub(super) fn len(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Proves over real sockets what sessions can do to each other: a reset hangs nobody, whoever may only read holds up nobody, and
+//! Proves over real sockets what sessions can do to each other: a reset hangs nobody, a session that may only read holds up nobody, and
 //! nobody ends the session of another node by calling itself the same.
 
 use strongroom_block::{Buffer, Lba};
@@ -32,7 +32,7 @@ fn manage(initiator: &mut Initiator, function: TaskFunction) -> TaskManagementRe
 }
 
 #[test]
-fn whoever_is_reset_by_another_gets_an_answer_to_everything() {
+fn a_session_that_another_resets_gets_an_answer_to_everything() {
     let host = Host::start(&[VolumeSpec::plain("disk", 64 * MIB)]);
     let mut first = host.plain("disk");
     let mut second = Initiator::log_in(&host, None, other("iqn.2026-11.org.example:bob")).unwrap();
@@ -63,7 +63,7 @@ fn whoever_is_reset_by_another_gets_an_answer_to_everything() {
 }
 
 #[test]
-fn whoever_may_only_read_ends_nothing_of_others() {
+fn a_session_that_may_only_read_ends_nothing_of_others() {
     let host = Host::start_with(&[VolumeSpec::plain("disk", MIB)], |config| {
         config.plain[0].initiators = vec![ALICE.into()];
         let initiators = vec![READER.into()];

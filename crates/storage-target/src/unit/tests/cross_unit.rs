@@ -13,11 +13,11 @@ use crate::open_units::{CrossUnitError, CrossUnitReply, CrossUnitRequest, CrossU
 fn ask(bench: &mut Bench, initiator: &str, op: Op, may_write: bool) -> CrossUnitResult {
     let (told, answer) = mpsc::channel();
     let reply = CrossUnitReply::new(move |result| told.send(result).unwrap());
-    let asker = Requester { initiator_name: initiator.into(), origin: here() };
-    let errand = CrossUnitRequest { volume: VolumeName::new("disk").unwrap(), requester: asker, op, reply };
-    bench.unit.take_errand(errand, may_write);
+    let requester = Requester { initiator_name: initiator.into(), origin: here() };
+    let request = CrossUnitRequest { volume: VolumeName::new("disk").unwrap(), requester, op, reply };
+    bench.unit.serve(request, may_write);
     bench.drain();
-    answer.try_recv().expect("every errand is answered")
+    answer.try_recv().expect("every request is answered")
 }
 
 fn write(byte: u8) -> Op {
@@ -31,7 +31,7 @@ fn write(byte: u8) -> Op {
 }
 
 #[test]
-fn an_errand_is_what_a_session_could_do() {
+fn a_request_of_another_unit_is_what_a_session_could_do() {
     let mut bench = Bench::plain();
     assert!(matches!(ask(&mut bench, "iqn.a", write(7), true), Ok(Outcome::Written { .. })));
     assert_eq!(bench.read(4, 1), [7; BLOCK]);
@@ -44,13 +44,13 @@ fn an_errand_is_what_a_session_could_do() {
     unreached(ask(&mut bench, "iqn.a", write(8), false));
     unreached(ask(&mut bench, "iqn.b", read(), true));
     unreached(ask(&mut bench, "iqn.a", Op::Flush, true));
-    bench.unit.medium.started = false;
+    bench.unit.server.medium.state.started = false;
     unreached(ask(&mut bench, "iqn.a", read(), true));
-    bench.unit.medium.started = true;
-    bench.unit.sanitizer.set_status(SanitizeStatus::Failed);
+    bench.unit.server.medium.state.started = true;
+    bench.unit.server.sanitizer.set_status(SanitizeStatus::Failed);
     unreached(ask(&mut bench, "iqn.a", read(), true));
-    bench.unit.sanitizer.set_status(SanitizeStatus::Idle);
-    bench.unit.set_read_only(KEY, true);
+    bench.unit.server.sanitizer.set_status(SanitizeStatus::Idle);
+    bench.unit.users_mut().set_read_only(KEY, true);
     unreached(ask(&mut bench, "iqn.a", write(8), true));
     assert_eq!(bench.read(4, 1), [7; BLOCK]);
     bench.unit.detach(KEY);
@@ -58,7 +58,7 @@ fn an_errand_is_what_a_session_could_do() {
 }
 
 #[test]
-fn without_a_write_cache_an_errand_is_durable_when_it_is_answered() {
+fn without_a_write_cache_a_request_of_another_unit_is_durable_when_it_is_answered() {
     let mut bench = Bench::plain();
     without_cache(&mut bench);
     for op in [write(7), Op::Discard { lba: Lba(4), count: 1 }] {
