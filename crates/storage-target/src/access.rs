@@ -20,7 +20,7 @@ use crate::volume::Volume;
 use chap::ChapUsers;
 
 pub use chap::{ChapDemand, ChapSecrets};
-pub use network::Network;
+pub use network::{Network, NetworkError};
 
 /// What a connection has proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ impl AccessRules {
         let chap = ChapUsers::new(config, secrets)?;
         let networks = |rule: &PlainRule| {
             let read = rule.addresses.iter().map(|address| address.parse::<Network>());
-            read.collect::<Result<_, _>>().map_err(|problem| ConfigError::value("plain.addresses", problem))
+            read.collect::<Result<_, _>>().map_err(|problem| ConfigError::value("plain.addresses", problem.to_string()))
         };
         let plain =
             config.plain.iter().map(|rule| Ok((rule.clone(), networks(rule)?))).collect::<Result<_, ConfigError>>()?;

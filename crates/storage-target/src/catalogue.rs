@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
 use strongroom_store::{CreateOptions, IoChoice, Medium, Store};
 
-use crate::error::CatalogueError;
+use crate::error::{CatalogueError, DescriptionError};
 use crate::names::VolumeName;
 use crate::operate::error::OperationError;
 use crate::operate::operation::Operation;
@@ -268,10 +268,8 @@ impl Catalogue {
         }
         let volume = self.read_description(name)?;
         if volume.name != name.volume() {
-            return Err(CatalogueError::Description {
-                path: self.dir(name).join(DESCRIPTION),
-                problem: format!("it describes the volume '{}'", volume.name),
-            });
+            let problem = DescriptionError::OtherVolume(volume.name.to_string());
+            return Err(problem.at(self.dir(name).join(DESCRIPTION)));
         }
         match name.snapshot() {
             Some(snapshot) if volume.snapshots.iter().any(|known| known == snapshot) => Ok(volume.as_snapshot(name)),
@@ -288,12 +286,11 @@ impl Catalogue {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.missing(name)),
             Err(source) => return Err(CatalogueError::Io { what: "read", path, source }),
         };
-        let broken = |problem: String| CatalogueError::Description { path: path.clone(), problem };
         if len > DESCRIPTION_BYTES_MAX {
-            return Err(broken("it is far too large".to_owned()));
+            return Err(DescriptionError::TooLarge.at(path));
         }
         let text = fs::read_to_string(&path).map_err(CatalogueError::io("read", &path))?;
-        Volume::from_toml(&text).map_err(broken)
+        Volume::from_toml(&text).map_err(|problem| problem.at(path))
     }
 
     /// Changes who may use a volume; sessions that are there go on.

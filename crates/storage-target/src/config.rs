@@ -257,7 +257,8 @@ impl Config {
             return Err(ConfigError::value("workers", "must be at least 1; leave it out for one per processor"));
         }
         for (index, address) in self.advertise.iter().enumerate() {
-            check_host_port(address).map_err(|problem| ConfigError::value(format!("advertise[{index}]"), problem))?;
+            check_host_port(address)
+                .map_err(|problem| ConfigError::value(format!("advertise[{index}]"), problem.to_string()))?;
         }
         self.check_portals()?;
         if let Some(url) = &self.management_url {
@@ -357,7 +358,7 @@ impl Config {
         for (index, rule) in self.plain.iter().enumerate() {
             for address in &rule.addresses {
                 let at = format!("plain[{index}].addresses");
-                address.parse::<Network>().map_err(|problem| ConfigError::value(at, problem))?;
+                address.parse::<Network>().map_err(|problem| ConfigError::value(at, problem.to_string()))?;
             }
         }
         let lists = self.plain.iter().enumerate().map(|(index, rule)| (format!("plain[{index}].chap"), &rule.chap));
@@ -371,8 +372,15 @@ impl Config {
     }
 }
 
+/// An address that initiators cannot be sent to.
+#[derive(Debug, thiserror::Error)]
+#[error("'{address}' is not host:port; write for instance \"storage.example:3260\" or \"[2001:db8::1]:3260\"")]
+pub struct AddressError {
+    address: String,
+}
+
 /// Whether it can stand in a TargetAddress.
-pub(crate) fn check_host_port(address: &str) -> Result<(), String> {
+pub(crate) fn check_host_port(address: &str) -> Result<(), AddressError> {
     let good = |host: &str, port: &str| {
         let named = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',');
         // RFC 7143 §13.8: an IPv6 address stands in brackets.
@@ -381,9 +389,7 @@ pub(crate) fn check_host_port(address: &str) -> Result<(), String> {
     };
     match address.rsplit_once(':') {
         Some((host, port)) if good(host, port) => Ok(()),
-        _ => Err(format!(
-            "'{address}' is not host:port; write for instance \"storage.example:3260\" or \"[2001:db8::1]:3260\""
-        )),
+        _ => Err(AddressError { address: address.to_owned() }),
     }
 }
 

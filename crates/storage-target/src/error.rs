@@ -1,9 +1,10 @@
 //! What can go wrong in this room, in words for the person who must do something about it.
 
+use std::fmt::{self, Display};
 use std::io;
 use std::path::PathBuf;
 
-use strongroom_block::GeometryError;
+use strongroom_block::{Custody, GeometryError};
 use strongroom_net::NetError;
 use strongroom_store::StoreError;
 
@@ -132,13 +133,13 @@ pub enum CatalogueError {
     /// Its schedule of snapshots cannot be kept to.
     #[error("that schedule cannot be: {0}")]
     Schedule(ScheduleError),
-    /// Its description cannot be read.
+    /// Its description, or another file beside it, cannot be used.
     #[error("{}: {problem}; restore the file from a backup, or delete the volume", path.display())]
     Description {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        problem: String,
+        problem: Box<DescriptionError>,
     },
     /// The key that wraps its block keys is not to be had.
     #[error("the wrapping key of volume '{name}' cannot be used: {problem}")]
@@ -146,7 +147,7 @@ pub enum CatalogueError {
         /// The volume.
         name: String,
         /// What is wrong.
-        problem: String,
+        problem: KeyError,
     },
     /// What opens its blocks when they arrive is not to be had.
     #[error("volume '{name}' is opened at the target, and its key cannot be used: {problem}")]
@@ -154,7 +155,7 @@ pub enum CatalogueError {
         /// The volume.
         name: String,
         /// What is wrong.
-        problem: String,
+        problem: KeyError,
     },
     /// The store.
     #[error("volume '{name}': {source}")]
@@ -174,6 +175,130 @@ pub enum CatalogueError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// Why the description of a volume, or another file beside it, cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DescriptionError {
+    /// Not TOML, an unknown key, or a value of the wrong kind; the message shows the line.
+    #[error(transparent)]
+    Syntax(#[from] toml::de::Error),
+    /// A newer build wrote it.
+    #[error("its version is {found} and this build knows {known}; use a newer Strongroom")]
+    Version {
+        /// The file's.
+        found: u32,
+        /// This build's.
+        known: u32,
+    },
+    /// It cannot be what we wrote.
+    #[error("it is far too large")]
+    TooLarge,
+    /// It was put beside another volume.
+    #[error("it describes the volume '{0}'")]
+    OtherVolume(String),
+    /// The store was put beside another volume.
+    #[error("{field} is {described} here and {stored} in the store; the store belongs to another volume")]
+    OtherStore {
+        /// What differs.
+        field: &'static str,
+        /// As it is described.
+        described: String,
+        /// As the store says.
+        stored: String,
+    },
+    /// A size that a volume cannot have.
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+    /// A name that a volume cannot have.
+    #[error(transparent)]
+    Name(Box<CatalogueError>),
+    /// A value that a field cannot have.
+    #[error("{field}: {problem}")]
+    Value {
+        /// The field, as a dotted path.
+        field: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A field that belongs to one custody.
+    #[error("sealed.{field} belongs to custody '{custody}', and only to it")]
+    Custody {
+        /// The field.
+        field: &'static str,
+        /// The custody.
+        custody: Custody,
+    },
+    /// Another file beside the description.
+    #[error("{problem}; {remedy}")]
+    Contents {
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+impl DescriptionError {
+    pub(crate) fn value(field: &'static str, problem: impl Display) -> DescriptionError {
+        DescriptionError::Value { field, problem: problem.to_string() }
+    }
+
+    /// In a file.
+    pub(crate) fn at(self, path: impl Into<PathBuf>) -> CatalogueError {
+        CatalogueError::Description { path: path.into(), problem: Box::new(self) }
+    }
+}
+
+/// Why a key or a configuration is not to be had, as the program says that runs the target. Shows the causes too.
+#[derive(Debug)]
+pub struct ProviderError(Box<dyn std::error::Error + Send + Sync>);
+
+impl ProviderError {
+    /// What the program found.
+    pub fn new(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ProviderError {
+        ProviderError(error.into())
+    }
+}
+
+impl Display for ProviderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ProviderError {}
+
+impl From<String> for ProviderError {
+    fn from(problem: String) -> ProviderError {
+        ProviderError::new(problem)
+    }
+}
+
+impl From<&str> for ProviderError {
+    fn from(problem: &str) -> ProviderError {
+        ProviderError::new(problem)
+    }
+}
+
+/// Why a key of a volume cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// Nothing was handed to the target that could.
+    #[error("this target was started without access to {0}")]
+    NoAccess(&'static str),
+    /// What the program says about the key.
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+    /// The key of a cryptographic erase from before, which was not destroyed.
+    #[error("{0}")]
+    Renewal(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl CatalogueError {

@@ -52,7 +52,7 @@ pub use catalogue::{
     Catalogue, Listing, OpenVolume, SUCCESSOR_SUFFIX, SealedSpec, SuccessorSpec, VolumeSpec, VolumeStatus,
 };
 pub use config::Config;
-pub use error::{CatalogueError, ConfigError, StartError};
+pub use error::{CatalogueError, ConfigError, DescriptionError, KeyError, ProviderError, StartError};
 pub use iterations::{IterationBucket, IterationTimes};
 pub use protection::{Protection, ProtectionError, ProtectionUnmet, Service};
 pub use retention::Retention;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::operate::run_scheduled;
+use crate::operate::{OperationError, run_scheduled};
 use crate::pool::Pool;
 use crate::scheduler::now_seconds;
 use crate::services::TargetServices;
@@ -39,10 +39,10 @@ fn run(services: &Arc<TargetServices>) {
             let (own, name) = (Arc::clone(services), volume.clone());
             let submitted = pool.submit(move || {
                 let outcome = run_scheduled(&own, &name, &schedule, now);
-                own.scheduler.finished(&name, schedule, now, outcome.map_err(|error| error.to_string()));
+                own.scheduler.finished(&name, schedule, now, outcome);
             });
             if let Err(error) = submitted {
-                scheduler.finished(&volume, schedule, now, Err(format!("no thread could be started: {error}")));
+                scheduler.finished(&volume, schedule, now, Err(OperationError::NoThread(error)));
             }
         }
         if !scheduler.wait(now, REFRESH_EVERY) {

@@ -4,6 +4,7 @@
 //! (`operate::scheduled`), and the times of a schedule (`schedule`).
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -83,7 +84,7 @@ impl Entry {
     }
 
     /// A run that began at `now` is over. Whether what it says is new.
-    fn finish(&mut self, now: u64, outcome: Result<ScheduledRun, String>) -> bool {
+    fn finish(&mut self, now: u64, outcome: Result<ScheduledRun, impl Display>) -> bool {
         self.is_running = false;
         self.last_seconds = Some(now);
         let error_before = self.error.take();
@@ -98,7 +99,7 @@ impl Entry {
             }
             Err(problem) => {
                 self.retry_at = Some(now + RETRY_S.min(self.schedule.every_s));
-                Some(problem)
+                Some(problem.to_string())
             }
         };
         self.error != error_before
@@ -203,7 +204,7 @@ impl Scheduler {
         volume: &VolumeName,
         schedule: Schedule,
         now: u64,
-        outcome: Result<ScheduledRun, String>,
+        outcome: Result<ScheduledRun, impl Display>,
     ) {
         let mut state = self.state();
         if let Ok(ScheduledRun { taken: Some(snapshot), .. }) = &outcome {

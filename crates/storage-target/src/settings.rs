@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::access::{AccessRules, ChapSecrets};
 use crate::config::Config;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ProviderError};
 
-/// Reads the configuration again, and the secrets that it names, for a reload. The error is for people.
-pub type ConfigReader = Arc<dyn Fn() -> Result<(Config, ChapSecrets), String> + Send + Sync>;
+/// Reads the configuration again, and the secrets that it names, for a reload.
+pub type ConfigReader = Arc<dyn Fn() -> Result<(Config, ChapSecrets), ProviderError> + Send + Sync>;
 
 #[derive(Debug)]
 pub(crate) struct Settings {

@@ -12,6 +12,7 @@ use strongroom_scsi::UnitKind;
 use strongroom_scsi::vendor::{Sealing, UnitPage};
 use strongroom_store::{BranchId, CreateOptions, IoChoice, Medium, OpenOptions, SnapshotInfo, VolumeInfo};
 
+use crate::error::DescriptionError;
 use crate::names::VolumeName;
 use crate::protection::Protection;
 use crate::schedule::Schedule;
@@ -105,6 +106,17 @@ pub struct Access {
     pub protection: Protection,
 }
 
+/// A volume of which no stream may leave the target.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "volume '{volume}' is opened at the target, so a stream of it would be plaintext; copy it as an initiator instead: \
+     strongroom copy"
+)]
+pub struct NotSendable {
+    /// The volume.
+    pub volume: VolumeName,
+}
+
 impl Volume {
     /// Plain or sealed, as SCSI sees it.
     pub fn unit_kind(&self) -> UnitKind {
@@ -157,15 +169,11 @@ impl Volume {
     /// Whether a stream of it may leave: it holds what the store holds.
     ///
     /// # Errors
-    /// Why not, for people.
-    pub fn may_be_sent(&self) -> Result<(), String> {
+    /// [`NotSendable`].
+    pub fn may_be_sent(&self) -> Result<(), NotSendable> {
         match self.sealed.as_ref().is_some_and(|sealed| sealed.opened_with.is_some()) {
             false => Ok(()),
-            true => Err(format!(
-                "volume '{}' is opened at the target, so a stream of it would be plaintext; copy it as an initiator instead: \
-                 strongroom copy",
-                self.name
-            )),
+            true => Err(NotSendable { volume: self.name.clone() }),
         }
     }
 
@@ -232,9 +240,10 @@ impl Volume {
     }
 
     /// Whether a store's superblock belongs to this description; otherwise what contradicts.
-    pub(crate) fn agrees_with(&self, info: &VolumeInfo) -> Result<(), String> {
-        let mismatch = |what: &str, ours: &dyn fmt::Debug, stored: &dyn fmt::Debug| {
-            Err(format!("{what} is {ours:?} here and {stored:?} in the store; the store belongs to another volume"))
+    pub(crate) fn agrees_with(&self, info: &VolumeInfo) -> Result<(), DescriptionError> {
+        let mismatch = |field, ours: &dyn fmt::Debug, stored: &dyn fmt::Debug| {
+            let (described, stored) = (format!("{ours:?}"), format!("{stored:?}"));
+            Err(DescriptionError::OtherStore { field, described, stored })
         };
         if self.id != info.volume_id {
             return mismatch("volume_id", &self.id, &info.volume_id);
@@ -260,7 +269,7 @@ impl Volume {
 
     /// As the text of `volume.toml`.
     pub(crate) fn to_toml(&self) -> String {
-        let file = File {
+        let file = VolumeFile {
             version: FILE_VERSION,
             name: self.name.to_string(),
             volume_id: self.id.to_string(),
@@ -291,48 +300,52 @@ impl Volume {
     }
 
     /// From the text of `volume.toml`; the error says what is wrong.
-    pub(crate) fn from_toml(text: &str) -> Result<Volume, String> {
+    pub(crate) fn from_toml(text: &str) -> Result<Volume, DescriptionError> {
         // The version first: a newer file may have fields that we do not know.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
         }
-        let Versioned { version } = toml::from_str(text).map_err(|error| error.to_string())?;
+        let Versioned { version } = toml::from_str(text)?;
         if version != FILE_VERSION {
-            return Err(format!(
-                "its version is {version} and this build knows {FILE_VERSION}; use a newer Strongroom"
-            ));
+            return Err(DescriptionError::Version { found: version, known: FILE_VERSION });
         }
-        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
-        let block_size = BlockSize::new(file.block_size.into()).map_err(|error| error.to_string())?;
-        let geometry = Geometry::from_bytes(file.size_bytes, block_size).map_err(|error| error.to_string())?;
+        let file: VolumeFile = toml::from_str(text)?;
+        let block_size = BlockSize::new(file.block_size.into())?;
+        let geometry = Geometry::from_bytes(file.size_bytes, block_size)?;
         let other = |name: Option<String>| name.map(|name| VolumeName::new(&name)).transpose();
         let (successor, succeeds) = (other(file.successor), other(file.succeeds));
         let protection = &file.access.protection;
-        protection.check(file.sealed.is_some()).map_err(|error| format!("access.protection.schemes: {error}"))?;
-        file.schedule.iter().try_for_each(Schedule::check).map_err(|error| format!("schedule: {error}"))?;
+        protection
+            .check(file.sealed.is_some())
+            .map_err(|error| DescriptionError::value("access.protection.schemes", error))?;
+        file.schedule
+            .iter()
+            .try_for_each(Schedule::check)
+            .map_err(|error| DescriptionError::value("schedule", error))?;
         Ok(Volume {
-            name: VolumeName::new(&file.name).map_err(|error| error.to_string())?,
-            id: file.volume_id.parse().map_err(|error| format!("volume_id: {error}"))?,
+            name: VolumeName::new(&file.name).map_err(|error| DescriptionError::Name(Box::new(error)))?,
+            id: file.volume_id.parse().map_err(|error| DescriptionError::value("volume_id", error))?,
             geometry,
             sealed: file.sealed.map(SealedFile::parse).transpose()?,
             retention_percent: file.retention_percent,
             spare_percent: file.spare_percent,
-            medium: file.medium.parse().map_err(|error| format!("medium: {error}"))?,
-            io: file.io.as_deref().unwrap_or("auto").parse().map_err(|error| format!("io: {error}"))?,
+            medium: file.medium.parse().map_err(|error| DescriptionError::value("medium", error))?,
+            io: file.io.as_deref().unwrap_or("auto").parse().map_err(|error| DescriptionError::value("io", error))?,
             clone_of: file.clone_of,
             snapshots: file.snapshots,
-            successor: successor.map_err(|error| format!("successor: {error}"))?,
-            succeeds: succeeds.map_err(|error| format!("succeeds: {error}"))?,
+            successor: successor.map_err(|error| DescriptionError::value("successor", error))?,
+            succeeds: succeeds.map_err(|error| DescriptionError::value("succeeds", error))?,
             schedule: file.schedule,
             access: file.access,
         })
     }
 }
 
+/// The fields of `volume.toml`, one each: more than 15, because a volume is described by one flat file, the format of which is fixed.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct VolumeFile {
     version: u32,
     name: String,
     volume_id: String,
@@ -392,26 +405,27 @@ struct SealedFile {
 }
 
 impl SealedFile {
-    fn parse(self) -> Result<Sealed, String> {
-        let known = |what: &str, found: &str| format!("sealed.{what}: '{found}' is not known to this build");
-        let custody = custody_from(&self.custody).ok_or_else(|| known("custody", &self.custody))?;
+    fn parse(self) -> Result<Sealed, DescriptionError> {
+        let known =
+            |field, found: &str| DescriptionError::value(field, format!("'{found}' is not known to this build"));
+        let custody = custody_from(&self.custody).ok_or_else(|| known("sealed.custody", &self.custody))?;
         if (custody == Custody::Target) != self.wrapping_key.is_some() {
-            return Err("sealed.wrapping_key belongs to custody 'target', and only to it".to_owned());
+            return Err(DescriptionError::Custody { field: "wrapping_key", custody: Custody::Target });
         }
         if self.opened_with.is_some() && custody != Custody::KeyFile {
-            return Err("sealed.opened_with belongs to custody 'keyfile', and only to it".to_owned());
+            return Err(DescriptionError::Custody { field: "opened_with", custody: Custody::KeyFile });
         }
         Ok(Sealed {
             custody,
-            domain: self.domain.parse().map_err(|error| format!("sealed.domain: {error}"))?,
+            domain: self.domain.parse().map_err(|error| DescriptionError::value("sealed.domain", error))?,
             suite: Suite::ALL
                 .into_iter()
                 .find(|suite| suite.name() == self.suite)
-                .ok_or_else(|| known("suite", &self.suite))?,
+                .ok_or_else(|| known("sealed.suite", &self.suite))?,
             mode: [Mode::Encrypt, Mode::AuthenticateOnly]
                 .into_iter()
                 .find(|mode| mode_name(*mode) == self.mode)
-                .ok_or_else(|| known("mode", &self.mode))?,
+                .ok_or_else(|| known("sealed.mode", &self.mode))?,
             epoch: self.epoch,
             wrapping_key: self.wrapping_key,
             opened_with: self.opened_with,
@@ -487,7 +501,7 @@ pub(crate) mod tests {
         let mut opened = sample(Custody::KeyFile);
         opened.sealed.as_mut().expect("it is sealed").opened_with = Some("/etc/strongroom/data.key".into());
         assert_eq!(Volume::from_toml(&opened.to_toml()), Ok(opened.clone()));
-        assert!(opened.may_be_sent().unwrap_err().contains("strongroom copy"));
+        assert!(opened.may_be_sent().unwrap_err().to_string().contains("strongroom copy"));
         assert!(opened.kind_text().contains("plaintext here"), "{}", opened.kind_text());
         assert!(Volume::from_toml(&opened.to_toml().replace("\"keyfile\"", "\"keyserver\"")).is_err());
         for suite in Suite::ALL {

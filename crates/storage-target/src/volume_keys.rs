@@ -5,19 +5,21 @@ use std::sync::Arc;
 
 use strongroom_block::{BlockKeyWrap, CryptoCounters, Opener, Resealer};
 
-use crate::error::CatalogueError;
+use crate::error::{CatalogueError, KeyError, ProviderError};
 use crate::volume::Volume;
 
-/// Hands out what wraps block keys of a volume of custody `target` on their way to rest. The error is for people.
-pub type WrapFactory = Arc<dyn Fn(&Volume) -> Result<Arc<dyn BlockKeyWrap>, String> + Send + Sync>;
+/// Hands out what wraps block keys of a volume of custody `target` on their way to rest.
+pub type WrapFactory = Arc<dyn Fn(&Volume) -> Result<Arc<dyn BlockKeyWrap>, ProviderError> + Send + Sync>;
 
 /// Hands out what opens the blocks of a volume of custody `target`, for background verification; the bytes that it opens are counted
-/// in the counters given. The error is for people.
-pub type OpenerFactory = Arc<dyn Fn(&Volume, Arc<CryptoCounters>) -> Result<Arc<dyn Opener>, String> + Send + Sync>;
+/// in the counters given.
+pub type OpenerFactory =
+    Arc<dyn Fn(&Volume, Arc<CryptoCounters>) -> Result<Arc<dyn Opener>, ProviderError> + Send + Sync>;
 
 /// Hands out what opens the blocks of a volume when they arrive, and seals them again when they are read (open-at-target); the bytes are
-/// counted in the counters given. The error is for people.
-pub type ResealerFactory = Arc<dyn Fn(&Volume, Arc<CryptoCounters>) -> Result<Arc<dyn Resealer>, String> + Send + Sync>;
+/// counted in the counters given.
+pub type ResealerFactory =
+    Arc<dyn Fn(&Volume, Arc<CryptoCounters>) -> Result<Arc<dyn Resealer>, ProviderError> + Send + Sync>;
 
 /// The factories that a target was started with.
 pub(crate) struct VolumeKeys {
@@ -35,11 +37,9 @@ impl VolumeKeys {
         if volume.sealed.as_ref().is_none_or(|sealed| sealed.custody.is_blind()) {
             return Ok(None);
         }
-        let problem = |problem: String| CatalogueError::WrappingKey { name: volume.name.to_string(), problem };
-        let factory = self.wraps.as_ref();
-        let factory =
-            factory.ok_or_else(|| problem("this target was started without access to wrapping keys".to_owned()))?;
-        factory(volume).map(Some).map_err(problem)
+        let unusable = |problem: KeyError| CatalogueError::WrappingKey { name: volume.name.to_string(), problem };
+        let factory = self.wraps.as_ref().ok_or_else(|| unusable(KeyError::NoAccess("wrapping keys")))?;
+        factory(volume).map(Some).map_err(|problem| unusable(problem.into()))
     }
 
     /// What opens the volume's blocks when they arrive, if it is stored open. Without it nothing in it can be read or written.
@@ -47,11 +47,9 @@ impl VolumeKeys {
         if volume.sealed.as_ref().is_none_or(|sealed| sealed.opened_with.is_none()) {
             return Ok(None);
         }
-        let problem = |problem: String| CatalogueError::OpeningKey { name: volume.name.to_string(), problem };
-        let factory = self.resealers.as_ref();
-        let factory =
-            factory.ok_or_else(|| problem("this target was started without access to volumes' keys".to_owned()))?;
-        factory(volume, Arc::clone(&self.counters)).map(Some).map_err(problem)
+        let unusable = |problem: KeyError| CatalogueError::OpeningKey { name: volume.name.to_string(), problem };
+        let factory = self.resealers.as_ref().ok_or_else(|| unusable(KeyError::NoAccess("volumes' keys")))?;
+        factory(volume, Arc::clone(&self.counters)).map(Some).map_err(|problem| unusable(problem.into()))
     }
 
     /// What opens the blocks of a volume, if the target is trusted to. Without it the volume is served, but not verified.
@@ -61,7 +59,7 @@ impl VolumeKeys {
         match factory(volume, Arc::clone(&self.counters)) {
             Ok(opener) => Some(opener),
             Err(problem) => {
-                tracing::error!(volume = %volume.name, problem, "the volume is not verified in the background");
+                tracing::error!(volume = %volume.name, %problem, "the volume is not verified in the background");
                 None
             }
         }

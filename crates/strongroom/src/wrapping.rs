@@ -6,18 +6,18 @@ use anyhow::{Context, Result};
 use strongroom_block::BlockKeyWrap;
 use strongroom_keyfiles::{KeyStorageError, WrappingKeyFile};
 use strongroom_seal::KeyWrapper;
-use strongroom_target::{Volume, WrapFactory};
+use strongroom_target::{ProviderError, Volume, WrapFactory};
 
 use crate::process;
 
 /// Opens volumes' wrapping keys.
 pub(crate) fn opening() -> WrapFactory {
-    Arc::new(|volume| with_file(volume, WrappingKeyFile::open).map_err(|error| format!("{error:#}")))
+    Arc::new(|volume| with_file(volume, WrappingKeyFile::open).map_err(ProviderError::new))
 }
 
 /// Destroys volumes' wrapping keys and puts new ones in their place.
 pub(crate) fn renewing() -> WrapFactory {
-    Arc::new(|volume| with_file(volume, WrappingKeyFile::renew).map_err(|error| format!("{error:#}")))
+    Arc::new(|volume| with_file(volume, WrappingKeyFile::renew).map_err(ProviderError::new))
 }
 
 fn with_file(

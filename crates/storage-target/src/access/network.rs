@@ -28,14 +28,18 @@ fn bits_of(address: IpAddr) -> (u128, bool) {
     }
 }
 
-impl FromStr for Network {
-    type Err = String;
+/// What is neither an address nor a network.
+#[derive(Debug, thiserror::Error)]
+#[error("'{text}' is no address; write for instance \"192.0.2.7\", \"192.0.2.0/24\" or \"2001:db8::/32\"")]
+pub struct NetworkError {
+    text: String,
+}
 
-    fn from_str(text: &str) -> Result<Network, String> {
-        let wrong = || {
-            let shown = crate::names::for_log(text);
-            format!("'{shown}' is no address; write for instance \"192.0.2.7\", \"192.0.2.0/24\" or \"2001:db8::/32\"")
-        };
+impl FromStr for Network {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Network, NetworkError> {
+        let wrong = || NetworkError { text: crate::names::for_log(text) };
         let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
         let (bits, is_v4) = bits_of(address.parse::<IpAddr>().map_err(|_| wrong())?.to_canonical());
         let width = if is_v4 { 32 } else { 128 };
@@ -64,7 +68,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused_with_an_example() {
         for text in ["", "host", "192.0.2.0/33", "192.0.2/24", "::/129", "192.0.2.0/-1", "192.0.2.0/", "*"] {
-            assert!(text.parse::<Network>().unwrap_err().contains("192.0.2.0/24"), "{text}");
+            assert!(text.parse::<Network>().unwrap_err().to_string().contains("192.0.2.0/24"), "{text}");
         }
     }
 }

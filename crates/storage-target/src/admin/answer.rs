@@ -116,7 +116,7 @@ fn drain(
     grace_s: u64,
 ) -> Result<Reply, RequestError> {
     if let Some(to) = &to {
-        crate::config::check_host_port(to).map_err(RequestError::Address)?;
+        crate::config::check_host_port(to)?;
     }
     let volume = volume.as_deref().map(VolumeName::new).transpose()?;
     if let Some(volume) = &volume {
@@ -144,7 +144,7 @@ fn undrain(services: &TargetServices, volume: Option<String>) -> Result<Reply, R
 /// [`ReloadError`]: nothing was changed.
 pub(crate) fn reload(services: &TargetServices) -> Result<Reloaded, ReloadError> {
     let (read, _turn) = services.live_settings().reader().ok_or(ReloadError::NoReader)?;
-    let (config, secrets) = read().map_err(ReloadError::Unreadable)?;
+    let (config, secrets) = read()?;
     let ChangedSettings { changed, needs_restart } = services.replace_settings(config, &secrets)?;
     let (sessions_ended, sessions_changed) = recheck(services, None);
     services.scheduler.look_again();

@@ -1,7 +1,9 @@
 //! Why a target did not do what an administrative request asked for.
 
-use crate::error::{CatalogueError, ConfigError};
+use crate::config::AddressError;
+use crate::error::{CatalogueError, ConfigError, ProviderError};
 use crate::operate::error::OperationError;
+use crate::volume::NotSendable;
 
 /// Why a request failed. Its text goes to the client as [`super::Reply::Error`].
 #[derive(Debug, thiserror::Error)]
@@ -13,8 +15,8 @@ pub enum RequestError {
     #[error(transparent)]
     Reload(#[from] ReloadError),
     /// A drain to an address that initiators cannot be sent to.
-    #[error("{0}")]
-    Address(String),
+    #[error(transparent)]
+    Address(#[from] AddressError),
     /// Ending sessions without saying which.
     #[error("say which sessions: an id, an initiator, a peer or a volume")]
     NoSessionFilter,
@@ -28,8 +30,8 @@ pub enum RequestError {
     #[error("a stream is sent on a connection of its own")]
     ReceiveAmongRequests,
     /// A volume of which no stream may leave this target.
-    #[error("{0}")]
-    NotSendable(String),
+    #[error(transparent)]
+    NotSendable(#[from] NotSendable),
     /// Going on with a stream of another snapshot.
     #[error("that position is of another snapshot than {snapshot}; name the one that was being sent")]
     OtherSnapshot {
@@ -57,8 +59,8 @@ pub enum ReloadError {
     #[error("this target was started without a configuration to read again")]
     NoReader,
     /// The file, or a secret that it names, cannot be read; in the words of the binary, which reads them.
-    #[error("{0}")]
-    Unreadable(String),
+    #[error(transparent)]
+    Unreadable(#[from] ProviderError),
     /// A value that cannot be.
     #[error(transparent)]
     Config(#[from] ConfigError),

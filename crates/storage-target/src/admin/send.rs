@@ -68,7 +68,7 @@ fn start<'a>(
     resume: Option<&Resume>,
 ) -> Result<(Served<'a>, Box<Sender>, u64, u64, SendUnderWay<'a>), RequestError> {
     let described = load(&shared.catalogue, volume)?;
-    described.may_be_sent().map_err(RequestError::NotSendable)?;
+    described.may_be_sent()?;
     let names: Vec<&str> = [snapshot].into_iter().chain(from).collect();
     let (served, info, found) = Served::with_snapshots(shared, &described, &names)?;
     let (to, base) = (found[0], found.get(1).copied());

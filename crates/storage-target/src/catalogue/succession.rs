@@ -157,7 +157,7 @@ impl Successions<'_> {
             volume.schedule = before.schedule;
             match Volume::from_toml(&volume.to_toml()) {
                 Ok(_) => Ok(()),
-                Err(problem) => Err(refused(&problem)),
+                Err(problem) => Err(refused(&problem.to_string())),
             }
         })?;
         Ok(name)

@@ -54,7 +54,7 @@ fn the_store_agrees_with_the_description() {
     let info = Store::inspect(&catalogue.store_dir(&volume.name)).unwrap();
     volume.agrees_with(&info).unwrap();
     let other = catalogue.create(&VolumeSpec::sealed("t", 1 << 20)).unwrap();
-    assert!(other.agrees_with(&info).unwrap_err().contains("volume_id"));
+    assert!(other.agrees_with(&info).unwrap_err().to_string().contains("volume_id"));
 }
 
 #[test]

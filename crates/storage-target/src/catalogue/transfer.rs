@@ -35,7 +35,7 @@ impl Catalogue {
         let options = base.open_options((limits.record_cache_bytes, limits.data_cache_bytes));
         let opened = Store::open(&dir, &options, Arc::new(|| {}));
         let store = opened.map_err(|source| store_error(&name, source))?;
-        base.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
+        base.agrees_with(store.info()).map_err(|problem| problem.at(dir))?;
         self.mend(&base, &store)?;
         let volume = self.load(&asked)?;
         Ok(OpenVolume { catalogue: self.clone(), volume, store, _lock: lock })

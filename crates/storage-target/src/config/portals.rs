@@ -76,7 +76,8 @@ impl Config {
                 ));
             }
             for address in &rule.advertise {
-                check_host_port(address).map_err(|problem| ConfigError::value(at(index, "advertise"), problem))?;
+                check_host_port(address)
+                    .map_err(|problem| ConfigError::value(at(index, "advertise"), problem.to_string()))?;
             }
         }
         Ok(())

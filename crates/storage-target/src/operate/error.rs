@@ -129,6 +129,9 @@ pub enum OperationError {
     /// No name is left for a snapshot by schedule.
     #[error("every name for this time is taken")]
     NoFreeName,
+    /// No thread for a run of a schedule.
+    #[error("no thread could be started: {0}")]
+    NoThread(#[source] std::io::Error),
     /// The worker that has the store does not answer.
     #[error("the store does not answer; look into the target's log")]
     StoreSilent,

@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use strongroom_block::{BLOCK_KEY_BYTES, BlockKeyWrap, WRAPPED_KEY_BYTES, WrapError};
 
 use crate::catalogue::Catalogue;
+use crate::error::ProviderError;
 use crate::volume::Volume;
 use crate::volume_keys::WrapFactory;
 
@@ -35,8 +36,8 @@ pub(crate) enum RenewalError {
     #[error("the thread that destroys it broke off")]
     ThreadEnded,
     /// What the binary says about the key.
-    #[error("{0}")]
-    Key(String),
+    #[error(transparent)]
+    Key(#[from] ProviderError),
 }
 
 /// The result of a renewal.

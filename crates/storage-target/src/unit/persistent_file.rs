@@ -14,7 +14,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use crate::catalogue::modes;
-use crate::error::CatalogueError;
+use crate::error::{CatalogueError, DescriptionError};
 
 /// Largest file that is read, in bytes: 256 registrations take less than a quarter of it.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -269,10 +269,7 @@ fn make_spare(dir: &Path, name: &str) {
 }
 
 fn read<T: FileContents>(path: &Path) -> Result<T, CatalogueError> {
-    let broken = |problem: &str| CatalogueError::Description {
-        path: path.to_owned(),
-        problem: format!("{problem}; {}", T::REMEDY),
-    };
+    let broken = |problem: &str| DescriptionError::Contents { problem: problem.to_owned(), remedy: T::REMEDY }.at(path);
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(T::default()),
         Err(source) => return Err(CatalogueError::Io { what: "read", path: path.to_owned(), source }),

@@ -12,7 +12,7 @@ use super::open_unit::{OpenStoreLock, OpenUnit, StoreMemory};
 use super::opened_unit::OpenedUnit;
 use crate::budget::MemoryClass;
 use crate::catalogue::{VolumeLock, store_error};
-use crate::error::CatalogueError;
+use crate::error::{CatalogueError, KeyError};
 use crate::names::{self, VolumeName};
 use crate::services::TargetServices;
 use crate::settings::Settings;
@@ -106,7 +106,7 @@ pub(super) fn open(
     };
     let store = store.map_err(|source| store_error(name, source))?;
     let key_survived = continue_key_erase(services, &volume, &store, &mut wrap)?;
-    volume.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
+    volume.agrees_with(store.info()).map_err(|problem| problem.at(dir))?;
     let target_name = names::target_name(&services.settings().config.base_name, name);
     volume = services.catalogue.mend(&volume, &store)?;
     let opener = services.keys.opener(&volume);
@@ -147,7 +147,7 @@ fn continue_key_erase(
             tracing::error!(volume = %volume.name, problem = %error, "an erase goes on, and the wrapping key could not be destroyed");
             let unusable = |error: RenewalError| CatalogueError::WrappingKey {
                 name: volume.name.to_string(),
-                problem: error.to_string(),
+                problem: KeyError::Renewal(error.into()),
             };
             *wrap = Some(found.map_err(unusable)?);
             return Ok(true);

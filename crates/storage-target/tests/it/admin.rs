@@ -50,8 +50,7 @@ fn reloadable_with(
     options.node_key = Some(target_key());
     options.wraps = wraps;
     let read = Arc::clone(&next);
-    options.reread =
-        Some(Arc::new(move || read.lock().unwrap().clone().map(|config| (config, ChapSecrets::default()))));
+    options.reread = Some(Arc::new(move || Ok((read.lock().unwrap().clone()?, ChapSecrets::default()))));
     let target = Target::start(options).unwrap();
     (Host { target: Some(target), dir, node: target_key().public() }, config, next)
 }

@@ -38,7 +38,7 @@ fn renewing_host(dir: tempfile::TempDir, key: &Arc<AtomicU8>, stuck: &Arc<Atomic
     options.wraps = Some(Arc::new(move |_| Ok(Arc::new(Masked(now.load(Ordering::SeqCst))))));
     let (key, stuck) = (Arc::clone(key), Arc::clone(stuck));
     options.renew_wrap = Some(Arc::new(move |_| match stuck.load(Ordering::SeqCst) {
-        true => Err("the file is stuck".to_owned()),
+        true => Err("the file is stuck".into()),
         false => Ok(Arc::new(Masked(key.fetch_add(1, Ordering::SeqCst) + 1))),
     }));
     Host { target: Some(Target::start(options).unwrap()), dir, node: support::target_key().public() }

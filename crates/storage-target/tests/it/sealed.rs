@@ -332,7 +332,7 @@ fn without_its_wrapping_key_a_volume_is_not_served() {
     let none = custody_target_host(None);
     let refused = Initiator::log_in(&none, Some(alice_key()), normal(ALICE, "vault")).err();
     assert_eq!(refused, Some(Refused::Login(LoginStatus::TARGET_ERROR)));
-    let broken = custody_target_host(Some(Arc::new(|_| Err("no such file".to_owned()))));
+    let broken = custody_target_host(Some(Arc::new(|_| Err("no such file".into()))));
     let refused = Initiator::log_in(&broken, Some(alice_key()), normal(ALICE, "vault")).err();
     assert_eq!(refused, Some(Refused::Login(LoginStatus::TARGET_ERROR)));
 }

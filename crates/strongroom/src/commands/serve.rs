@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 use strongroom_block::{CryptoCounters, Opener, Resealer, Suite};
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 use strongroom_target::config::{Limits, RuntimeKind};
-use strongroom_target::{Catalogue, Config, ConfigReader, Target, TargetOptions, Volume};
+use strongroom_target::{Catalogue, Config, ConfigReader, ProviderError, Target, TargetOptions, Volume};
 
 use crate::root_args::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
@@ -137,8 +137,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let reread: Option<ConfigReader> = Some({
         let args = Arc::clone(&args);
         Arc::new(move || {
-            let config = args.configuration().map_err(|error| format!("{error:#}"))?;
-            let secrets = keys::read_chap_secrets(&config).map_err(|error| format!("{error:#}"))?;
+            let config = args.configuration().map_err(ProviderError::new)?;
+            let secrets = keys::read_chap_secrets(&config).map_err(ProviderError::new)?;
             Ok((config, secrets))
         })
     });
@@ -211,7 +211,7 @@ fn reload(handle: &strongroom_target::TargetHandle) {
 }
 
 /// What opens the blocks of a volume of custody `target`, to verify them: its block keys come with them, unwrapped.
-fn opener(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Opener>, String> {
+fn opener(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Opener>, ProviderError> {
     let sealed = volume.sealed.as_ref().ok_or("a plain volume has no seals")?;
     let context = SealContext::new(sealed.domain, volume.geometry.block_size, sealed.epoch)
         .with_mode(sealed.mode)
@@ -221,11 +221,11 @@ fn opener(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Open
 }
 
 /// What opens the blocks of a volume when they arrive, under the key in the file that its description names.
-fn resealer(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Resealer>, String> {
+fn resealer(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Resealer>, ProviderError> {
     let sealed = volume.sealed.as_ref().ok_or("a plain volume has no seals")?;
     let path = sealed.opened_with.as_deref().ok_or("its description names no key")?;
     process::lock_memory();
-    let keys = strongroom_keyfiles::read_key_file(path).map_err(|error| format!("{error:#}"))?;
+    let keys = strongroom_keyfiles::read_key_file(path).map_err(ProviderError::new)?;
     // The initiator that formatted it may have drawn the domain, and recorded it in the file.
     let records = || keys.volumes().iter().filter(|known| known.claimed == sealed.domain);
     let record = records().find(|known| known.name == volume.name.as_str()).or_else(|| records().next());

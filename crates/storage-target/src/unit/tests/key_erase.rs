@@ -36,7 +36,7 @@ struct Keyed {
 fn gives(outcome: Result<u8, &'static str>) -> WrapFactory {
     Arc::new(move |_| match outcome {
         Ok(key) => Ok(Arc::new(Mask(key))),
-        Err(problem) => Err(problem.to_owned()),
+        Err(problem) => Err(problem.into()),
     })
 }
 
