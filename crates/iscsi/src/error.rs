@@ -56,7 +56,7 @@ impl fmt::Display for LoginStatus {
                 "authentication failed; check the identities (or the CHAP secret) of both sides"
             }
             Self::AUTHORIZATION_FAILED => {
-                "this initiator may not use the target, or not in this way, and the target's log says why; ask its keeper to add your \
+                "this initiator may not use the target, or not in this way, and the target's log says why; ask its administrator to add your \
                  name to the access list (a sealed volume takes strongroom:// URLs only, and may take some --scheme only)"
             }
             Self::NOT_FOUND => "no such target; list what there is by discovery",

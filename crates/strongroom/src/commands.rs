@@ -30,5 +30,6 @@ mod space;
 pub(crate) mod status;
 pub(crate) mod store;
 mod stream;
+pub(crate) mod umount;
 pub(crate) mod verify;
 pub(crate) mod volume;

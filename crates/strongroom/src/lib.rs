@@ -124,13 +124,13 @@ impl Command {
 /// What a shell says of a command that SIGPIPE ended.
 const ENDED_BY_SIGPIPE: i32 = 128 + 13;
 
-/// Output that nobody reads any more (`strongroom status | head -1`) ends a command without a word, as SIGPIPE ends others: it is
+/// Output that nobody reads any more (`strongroom status | head -1`, also with `2>&1`) ends a command without a word, as SIGPIPE ends others: it is
 /// ignored here because of sockets, and a line that cannot be printed is a panic.
 pub fn end_quietly_without_a_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let said = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
-        if said.starts_with("failed printing to stdout") && said.contains("Broken pipe") {
+        if said.starts_with("failed printing to std") && said.contains("Broken pipe") {
             std::process::exit(ENDED_BY_SIGPIPE);
         }
         usual(panic);
@@ -179,6 +179,9 @@ pub fn keep_files_private() {
 pub fn run(arguments: &[OsString]) -> ExitCode {
     keep_files_private();
     end_quietly_without_a_reader();
+    if commands::umount::is_meant(arguments) {
+        return commands::umount::run(arguments).unwrap_or_else(|error| failed(&error));
+    }
     let cli = parse(arguments);
     if let Err(error) = logging::start(
         &cli.logging,

@@ -13,6 +13,8 @@ use crate::units::{parse_duration, show_duration};
 
 /// The exit status of a detach after which something is not at the target that programs had written.
 const DATA_LOST: u8 = 3;
+/// How long a detach waits for what is still to be written, if nothing else is said.
+const TIMEOUT: &str = "60s";
 /// How long a forced detach may take before the process is killed.
 const FORCED_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -32,11 +34,19 @@ pub(crate) struct DetachArgs {
     #[arg(long, conflicts_with = "list")]
     force: bool,
     /// How long to wait for what is still to be written.
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = TIMEOUT, value_parser = parse_duration)]
     timeout: Duration,
     /// List what is attached instead, as `strongroom attach list` does.
     #[arg(long, conflicts_with = "name")]
     list: bool,
+}
+
+impl DetachArgs {
+    /// The arguments that say just this.
+    pub(crate) fn of(name: &str, force: bool) -> DetachArgs {
+        let timeout = parse_duration(TIMEOUT).expect("it is a duration");
+        DetachArgs { name: Some(name.to_owned()), force, timeout, list: false }
+    }
 }
 
 /// Shows what is attached, and what is left of attachments that ended badly.

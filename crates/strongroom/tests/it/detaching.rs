@@ -2,9 +2,10 @@
 //! Needs root and FUSE.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::stage::{CommandOutput, World, can_mount, eventually, has, noise, run};
@@ -172,6 +173,80 @@ fn a_file_system_that_lost_writes_is_not_unmounted_without_a_word() {
     assert!(Path::new(&paths.file()).exists());
     eventually("it is listed", || paths.listed().contains("data lost: ") && paths.listed().contains("failed"));
     lost(run(&["detach", &paths.directory]), &["is detached", "failed"]);
+    assert_eq!(paths.listed(), "");
+    server.stop();
+}
+
+/// A mount namespace in which the helper of umount(8) is installed.
+struct HelperInstalled {
+    keeper: Child,
+}
+
+impl HelperInstalled {
+    fn new(world: &World) -> HelperInstalled {
+        let script = format!(
+            "cp -a /usr/sbin {0} && ln -s {1} {0}/umount.strongroom && mount --bind {0} /usr/sbin && echo ready && exec sleep 600",
+            world.text("sbin"),
+            env!("CARGO_BIN_EXE_strongroom"),
+        );
+        let mut keeper = Command::new("unshare");
+        keeper.args(["--mount", "sh", "-c", &script]).stdout(Stdio::piped());
+        let mut keeper = keeper.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        HelperInstalled { keeper }
+    }
+
+    /// Runs a command in it.
+    fn run(&self, command: &Command) -> Said {
+        let mut inside = Command::new("nsenter");
+        inside.args(["--mount", "--target", &self.keeper.id().to_string()]);
+        inside.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        Said::from(inside.output().unwrap())
+    }
+}
+
+impl Drop for HelperInstalled {
+    fn drop(&mut self) {
+        self.keeper.kill().unwrap();
+        self.keeper.wait().unwrap();
+    }
+}
+
+/// Where the helper is installed, umount(8) does what a detach does.
+#[test]
+fn umount_says_what_was_lost_where_its_helper_is_installed() {
+    if !can_mount() || !has("mkfs.ext4") || !has("nsenter") {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let paths = Paths::of(&world);
+    let inside = HelperInstalled::new(&world);
+    let umount = || inside.run(Command::new("umount").arg(&paths.mounted));
+    let attach = |more: &[&str]| {
+        let url = world.url("vault");
+        let always =
+            ["attach", &url, "--to", &paths.directory, "--lease", "2s", "--timeout", "1s", "--mount", &paths.mounted];
+        inside.run(&world.alice_command(&[&always, more].concat())).ok();
+    };
+    attach(&["--mkfs", "ext4"]);
+    umount().ok();
+    assert_eq!(paths.listed(), "", "nothing was lost, and it is detached");
+
+    attach(&[]);
+    server.kill();
+    let file = format!("of={}/gone", paths.mounted);
+    inside.run(Command::new("dd").args(["if=/dev/zero", &file, "bs=64k", "count=16", "conv=fsync"])).failed(&["error"]);
+    let server = world.serve();
+    eventually("it is connected again", || !paths.listed().contains("not connected"));
+    lost(umount(), &["is detached", "failed"]);
     assert_eq!(paths.listed(), "");
     server.stop();
 }

@@ -151,6 +151,10 @@ fn output_that_nobody_reads_ends_a_command_quietly() {
     let output = strongroom(&["identity", "show", path]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
     assert_eq!(output.status.code(), Some(141));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let refused = strongroom(&["identity", "show", "/nowhere"]).stdout(Stdio::null()).stderr(writer).status().unwrap();
+    assert_eq!(refused.code(), Some(141), "an error that nobody reads");
 }
 
 /// Every line that both ends log, down to the finest, when blocks are written and read in both custodies: no key is in it.
