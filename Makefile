@@ -12,7 +12,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build lab demo test test-product test-conformance test-kernel test-ipsec check fmt bench bench-quick bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-keys bench-wan wan-lab fuzz soak clean
+.PHONY: help deps build lab demo test test-product test-conformance test-kernel test-ipsec check fmt bench bench-quick bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-wan wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -101,6 +101,10 @@ wan-lab: lab ## A shell at one end of an emulated wide-area link (as root): WAN=
 
 fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+bench-iterations: build ## How long the iterations of a target's event loop take while it does what could take long (as root, about 10 minutes)
+	@scripts/deps.sh --bench
+	@scripts/iterations.sh
 
 soak: deps ## The longest test vectors, SOAK_KILLS (200) power cuts under writes, 1,000 volumes with 10,000 sessions, every combination of schemes, suites and custodies, a link that is down for a minute, then one simulated seed after the other, of the store and of the whole system, until stopped or one fails; it prints how many histories were checked
 	STRONGROOM_XAES_INPUTS=1000000 $(CARGO) test --release --locked --package strongroom-seal --test it xaes_vectors

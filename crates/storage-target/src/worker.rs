@@ -132,6 +132,7 @@ impl Worker {
 
     /// Works until told to stop and everything is closed.
     pub(crate) fn run(mut self) {
+        strongroom_handshake::seed_thread();
         let mut clock = IterationClock::start();
         loop {
             if let Err(error) = self.network.runtime.poll(Some(self.time_to_wait())) {

@@ -199,7 +199,7 @@ impl HelperInstalled {
     }
 
     /// Runs a command in it.
-    fn run(&self, command: &Command) -> Said {
+    fn run(&self, command: &Command) -> CommandOutput {
         let mut inside = Command::new("nsenter");
         inside.args(["--mount", "--target", &self.keeper.id().to_string()]);
         inside.arg(command.get_program()).args(command.get_args());
@@ -209,7 +209,7 @@ impl HelperInstalled {
                 None => inside.env_remove(name),
             };
         }
-        Said::from(inside.output().unwrap())
+        CommandOutput::from(inside.output().unwrap())
     }
 }
 
