@@ -31,6 +31,9 @@ const WIDTH_MAX: u32 = 56;
 const SHIFT_MAX: u32 = 16;
 /// Upper bound on the runs in one block, of any size.
 const RUNS_MAX: usize = 4096;
+/// Runs that a block has room for when most blocks lie alone. To grow there by doubling would touch fresh memory of every size on the way,
+/// which the kernel clears first: milliseconds of the first checkpoint's polls.
+const RUNS_USUAL: usize = 768;
 /// Longest run.
 pub(super) const RUN_BLOCKS_MAX: u32 = 0xffff;
 
@@ -146,7 +149,8 @@ pub(crate) struct Runs {
 
 impl Runs {
     pub(crate) fn new(layout: Layout) -> Runs {
-        Runs { layout, measures: Measures::new(&layout), frame: Frame::EMPTY, end: 0, runs: Vec::new() }
+        let runs = Vec::with_capacity(RUNS_USUAL);
+        Runs { layout, measures: Measures::new(&layout), frame: Frame::EMPTY, end: 0, runs }
     }
 
     /// Adds one; false if there is no room for it.

@@ -27,9 +27,9 @@ use crate::unit::LogAddress;
 
 /// 4 KiB blocks of one piece, at least.
 const PIECE_BLOCKS: u32 = 8;
-/// ... and at most, where the log grows faster: what one poll may take to put together.
-const PIECE_BLOCKS_MAX: u32 = 96;
-/// Entries of the index and retained versions that one piece looks at, at most. Without this limit 96 blocks full of long runs would
+/// ... and at most, where the log grows faster: about 2 ms of CPU time to put together where every block lies alone.
+const PIECE_BLOCKS_MAX: u32 = 32;
+/// Entries of the index and retained versions that one piece looks at, at most. Without this limit 32 blocks full of long runs would
 /// describe millions of entries in one poll.
 const PIECE_STEPS_MAX: usize = 32768;
 /// The log grows by this multiple of a checkpoint's size before the next one.
@@ -243,7 +243,8 @@ impl Checkpointer {
         let most = self.piece_blocks(writing, context.log_bytes).min(layout.segment_blocks() - row.blocks);
         let place = |block| LogAddress { store_id: access.medium.volume.info.store_id, segment: row.segment, block };
         let walk = ContentWalk { map: access.map, layout };
-        let (mut piece, mut blocks, mut fuel) = (Vec::new(), 0, PIECE_STEPS_MAX);
+        let mut piece = Vec::with_capacity(most as usize * RECORD_BLOCK);
+        let (mut blocks, mut fuel) = (0, PIECE_STEPS_MAX);
         while blocks < most {
             let Some((branch, content)) = walk.next_content(&mut writing.cursor, &mut fuel) else { break };
             let place = place(row.blocks + blocks);
