@@ -487,50 +487,50 @@ pub(crate) mod tests {
     fn reads_as_written() {
         for custody in [Custody::KeyFile, Custody::KeyServer, Custody::Target] {
             let volume = sample(custody);
-            assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
+            assert_eq!(Volume::from_toml(&volume.to_toml()).unwrap(), volume);
         }
         let other = VolumeName::new("other").ok();
         let moving = Volume { successor: other.clone(), succeeds: other, ..sample(Custody::KeyFile) };
-        assert_eq!(Volume::from_toml(&moving.to_toml()), Ok(moving));
+        assert_eq!(Volume::from_toml(&moving.to_toml()).unwrap(), moving);
         let plain = Volume { sealed: None, ..sample(Custody::KeyFile) };
-        assert_eq!(Volume::from_toml(&plain.to_toml()), Ok(plain.clone()));
+        assert_eq!(Volume::from_toml(&plain.to_toml()).unwrap(), plain.clone());
         let protection = Protection { services: vec![Service::CheckedOnArrival], schemes: vec!["S2-3".into()] };
         let asking = Access { protection, previous_versions: true, ..Access::default() };
         let asking = Volume { access: asking, ..plain.clone() };
-        assert_eq!(Volume::from_toml(&asking.to_toml()), Ok(asking));
+        assert_eq!(Volume::from_toml(&asking.to_toml()).unwrap(), asking);
         let mut opened = sample(Custody::KeyFile);
         opened.sealed.as_mut().expect("it is sealed").opened_with = Some("/etc/strongroom/data.key".into());
-        assert_eq!(Volume::from_toml(&opened.to_toml()), Ok(opened.clone()));
+        assert_eq!(Volume::from_toml(&opened.to_toml()).unwrap(), opened.clone());
         assert!(opened.may_be_sent().unwrap_err().to_string().contains("strongroom copy"));
         assert!(opened.kind_text().contains("plaintext here"), "{}", opened.kind_text());
         assert!(Volume::from_toml(&opened.to_toml().replace("\"keyfile\"", "\"keyserver\"")).is_err());
         for suite in Suite::ALL {
             let mut volume = sample(Custody::KeyFile);
             volume.sealed.as_mut().expect("it is sealed").suite = suite;
-            assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
+            assert_eq!(Volume::from_toml(&volume.to_toml()).unwrap(), volume);
         }
         for medium in [Medium::Memory, Medium::File("/srv/x".into()), Medium::Device("/dev/sdz".into())] {
             let volume = Volume { medium, ..plain.clone() };
-            assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
+            assert_eq!(Volume::from_toml(&volume.to_toml()).unwrap(), volume);
         }
         for io in [IoChoice::DirectUring, IoChoice::Direct, IoChoice::Buffered] {
             let volume = Volume { io, ..plain.clone() };
             assert!(volume.to_toml().contains(&format!("io = \"{io}\"")));
-            assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
+            assert_eq!(Volume::from_toml(&volume.to_toml()).unwrap(), volume);
         }
         let keep = Retention { last: 2, monthly: 12, ..Retention::default() };
         let scheduled = Volume { schedule: Some(Schedule { every_s: 3600, keep }), ..plain.clone() };
-        assert_eq!(Volume::from_toml(&scheduled.to_toml()), Ok(scheduled.clone()));
+        assert_eq!(Volume::from_toml(&scheduled.to_toml()).unwrap(), scheduled.clone());
         assert!(Volume::from_toml(&scheduled.to_toml().replace("every_s = 3600", "every_s = 0")).is_err());
         let roomy = Volume { spare_percent: 100, ..plain.clone() };
-        assert_eq!(Volume::from_toml(&roomy.to_toml()), Ok(roomy.clone()));
+        assert_eq!(Volume::from_toml(&roomy.to_toml()).unwrap(), roomy.clone());
         assert_eq!(roomy.create_options().spare_percent, 100);
         let new = ["io =", "spare", "previous_versions", "opened_with", "schedule"]
             .iter()
             .any(|field| plain.to_toml().contains(field));
         assert!(!new, "as before there was a choice");
         let old = plain.to_toml().replace("medium = \"directory\"\n", "");
-        assert_eq!(Volume::from_toml(&old), Ok(plain), "volumes were made before there was a choice");
+        assert_eq!(Volume::from_toml(&old).unwrap(), plain, "volumes were made before there was a choice");
     }
 
     #[test]

@@ -180,7 +180,7 @@ fn receiving_store(size: u64) -> Store {
 }
 
 fn bytes_of(store: &mut Store, snapshot: &str) -> Vec<u8> {
-    let id = store.snapshots().into_iter().find(|info| info.name == snapshot).expect("it was received").id;
+    let id = store.index().snapshots().into_iter().find(|info| info.name == snapshot).expect("it was received").id;
     let count = store.info().geometry.blocks as u32;
     let read = store.execute_on(View::Snapshot(id), Op::Read { lba: Lba(0), count }).unwrap();
     let strongroom_store::Outcome::Read(extents) = read else { panic!("not read") };
@@ -211,7 +211,7 @@ fn a_snapshot_is_sent_while_its_volume_is_written_to() {
     assert!(written > 4, "{written} slices");
     let mut copy = receiving_store(4 * MIB);
     let mut receiver = Receiver::new();
-    copy.receive(&mut receiver, &stream).unwrap();
+    receiver.receive(&mut copy, &stream).unwrap();
     assert!(receiver.is_done());
     assert!(bytes_of(&mut copy, "monday") == monday, "the copy equals the snapshot");
     // What came since, in two parts: the connection is cut in between.
@@ -219,13 +219,13 @@ fn a_snapshot_is_sent_while_its_volume_is_written_to() {
     operate(&host, "data", Operation::SnapshotCreate { snapshot: "tuesday".into() }).unwrap();
     let part = stream_of(&host, &send("tuesday", Some("monday"), None), 3, |_| data.write(0, &pattern(7, 1))).unwrap();
     let mut receiver = Receiver::new();
-    copy.receive(&mut receiver, &part).unwrap();
+    receiver.receive(&mut copy, &part).unwrap();
     assert!(!receiver.is_done());
-    let rest = copy.receptions().remove(0);
+    let rest = copy.index().receptions().remove(0);
     let resume = Resume { to: rest.id.0, from: rest.from.map(|from| from.0), position: rest.position };
     let stream = stream_of(&host, &send("tuesday", None, Some(resume.clone())), usize::MAX, |_| ()).unwrap();
     let mut receiver = Receiver::new();
-    copy.receive(&mut receiver, &stream).unwrap();
+    receiver.receive(&mut copy, &stream).unwrap();
     assert!(receiver.is_done());
     assert!(bytes_of(&mut copy, "tuesday") == tuesday, "and the copy of the next one equals that");
     // What cannot be is said, before anything is sent.

@@ -10,7 +10,7 @@ use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
 use crate::options::{CreateOptions, OpenOptions, UnitKind};
 use crate::superblock::Superblock;
 use crate::unit::{LogAddress, NO_SEGMENT, UnitBuilder, UnitHeader, flag};
-use crate::{CheckReport, MemoryBackend, RepairOptions, RepairPlan, Store, Waker};
+use crate::{CheckReport, MemoryBackend, RepairOptions, RepairPlan, Store, Survey, Waker};
 
 /// A medium in memory that outlives the store, and may be too small.
 #[derive(Clone, Default)]

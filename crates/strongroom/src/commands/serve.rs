@@ -225,7 +225,7 @@ fn resealer(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Re
     let sealed = volume.sealed.as_ref().ok_or("a plain volume has no seals")?;
     let path = sealed.opened_with.as_deref().ok_or("its description names no key")?;
     process::lock_memory();
-    let keys = strongroom_keyfiles::read_key_file(path).map_err(ProviderError::new)?;
+    let keys = strongroom_keyfiles::read_key_file(path).map_err(|error| error.to_string())?;
     // The initiator that formatted it may have drawn the domain, and recorded it in the file.
     let records = || keys.volumes().iter().filter(|known| known.claimed == sealed.domain);
     let record = records().find(|known| known.name == volume.name.as_str()).or_else(|| records().next());

@@ -209,7 +209,7 @@ impl HelperInstalled {
                 None => inside.env_remove(name),
             };
         }
-        CommandOutput::from(inside.output().unwrap())
+        CommandOutput::new(inside.output().unwrap())
     }
 }
 

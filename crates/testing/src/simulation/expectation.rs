@@ -10,7 +10,7 @@ use super::asked::Asked;
 use super::seen::Seen;
 use super::snapshot_tree::{Change, KnownSnapshot, Views};
 use super::volume::{Growth, Volume};
-use crate::{Held, Model, Random};
+use crate::{Model, Random, ReadBlock};
 
 /// Upper bound on the clones of a run.
 const CLONES_MAX: usize = 2;
@@ -154,7 +154,7 @@ impl Expectation {
     }
 
     /// The change that was asked for was made. `branch`: of a new clone. The branch that holds something else now, and what.
-    pub(super) fn view_changed(&mut self, branch: Option<u32>, seen: &mut Seen) -> Option<(u32, Vec<Held>)> {
+    pub(super) fn view_changed(&mut self, branch: Option<u32>, seen: &mut Seen) -> Option<(u32, Vec<ReadBlock>)> {
         match self.views.limbo.take().expect("one was asked for") {
             Change::Rollback { branch, holds } => {
                 seen.rollbacks += 1;
@@ -181,7 +181,7 @@ impl Expectation {
     pub(super) fn settle_after_crash(
         &mut self,
         store: &Store,
-        heads: &BTreeMap<u32, Vec<Held>>,
+        heads: &BTreeMap<u32, Vec<ReadBlock>>,
         newest: u64,
         seen: &mut Seen,
     ) {
@@ -225,7 +225,7 @@ impl Expectation {
     }
 
     /// Every snapshot is there, but for one that was being deleted, and holds what it held.
-    pub(super) fn compare_snapshots(&mut self, there: BTreeMap<u64, (u32, Vec<Held>)>) {
+    pub(super) fn compare_snapshots(&mut self, there: BTreeMap<u64, (u32, Vec<ReadBlock>)>) {
         if let Some(going) = self.views.going.take()
             && !there.contains_key(&going)
         {
@@ -242,7 +242,7 @@ impl Expectation {
     }
 
     /// What was read in a snapshot is what it holds.
-    pub(super) fn judge_snapshot(&mut self, id: u64, holds: Vec<Held>) {
+    pub(super) fn judge_snapshot(&mut self, id: u64, holds: Vec<ReadBlock>) {
         let taken = &self.views.taken[&id];
         match taken.holds.clone() {
             Some(before) => {
@@ -256,7 +256,7 @@ impl Expectation {
 }
 
 /// Where two readings differ, in a few words.
-pub(super) fn difference(before: &[Held], after: &[Held]) -> String {
+pub(super) fn difference(before: &[ReadBlock], after: &[ReadBlock]) -> String {
     let different: Vec<_> = before.iter().zip(after).filter(|(before, after)| before != after).take(4).collect();
     format!("{} and {} blocks, {different:?}", before.len(), after.len())
 }

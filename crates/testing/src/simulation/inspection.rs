@@ -8,7 +8,7 @@ use strongroom_store::{BranchId, CheckReport, Op, OpError, Outcome, SnapshotId, 
 use super::expectation::{Expectation, difference};
 use super::seen::Seen;
 use crate::model::held;
-use crate::{Content, Held, SimDisk};
+use crate::{Content, ReadBlock, SimDisk};
 
 /// Errors that reads may bring beside what the model says.
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ pub(super) struct Inspection<'a> {
 
 impl Inspection<'_> {
     /// A whole view, or `None` if the disk was cut off meanwhile, or a read failed that may.
-    fn read_view(&mut self, view: View, blocks: u64) -> Option<Vec<Held>> {
+    fn read_view(&mut self, view: View, blocks: u64) -> Option<Vec<ReadBlock>> {
         let mut all = Vec::new();
         let (mut lba, mut until) = (0, blocks);
         while lba < blocks {
@@ -42,7 +42,7 @@ impl Inspection<'_> {
                     (lba, until) = (until, blocks);
                 }
                 Err(OpError::NotFormatted { lba: Lba(at) }) if at == lba => {
-                    all.push(Held { lba, sequence: 0, content: Content::Nothing });
+                    all.push(ReadBlock { lba, sequence: 0, content: Content::Nothing });
                     lba += 1;
                 }
                 // Up to there it can be read.
@@ -58,7 +58,7 @@ impl Inspection<'_> {
     }
 
     /// A branch holds what a snapshot of it, or a clone's origin, holds.
-    pub(super) fn compare_head(&mut self, branch: u32, holds: &[Held]) {
+    pub(super) fn compare_head(&mut self, branch: u32, holds: &[ReadBlock]) {
         if let Some(read) = self.read_view(View::Head(BranchId(branch)), self.expected.volume.blocks) {
             assert!(read == holds, "branch {branch} is not what the snapshot holds: {}", difference(holds, &read));
         }

@@ -3,7 +3,7 @@
 use strongroom_block::{BlockSize, Custody, Geometry, SealRecord, VolumeId};
 use strongroom_store::{CreateOptions, StoreId, UnitKind};
 
-use crate::{Content, Held, Random, record_for};
+use crate::{Content, Random, ReadBlock, record_for};
 
 /// What the store holds.
 pub(super) struct Volume {
@@ -56,9 +56,9 @@ impl Volume {
     }
 
     /// What was read before the volume grew.
-    pub(super) fn as_large_as_now(&self, mut holds: Vec<Held>) -> Vec<Held> {
+    pub(super) fn as_large_as_now(&self, mut holds: Vec<ReadBlock>) -> Vec<ReadBlock> {
         for lba in holds.len() as u64..self.blocks {
-            holds.push(Held { lba, sequence: 0, content: self.never_written() });
+            holds.push(ReadBlock { lba, sequence: 0, content: self.never_written() });
         }
         holds
     }

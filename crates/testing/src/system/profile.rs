@@ -53,7 +53,7 @@ pub enum Profile {
     Keys,
     /// Initiators also write halves of blocks.
     Halves,
-    /// As `Halves`, with three initiators of two blocks and a target that crashes often: blocks are written between a crash and the
+    /// As `Halves`, with three initiators of three blocks and a target that crashes often: blocks are written between a crash and the
     /// replay of what it took.
     ReplayedHalves,
     /// A large volume of which only a few blocks are checked.

@@ -68,8 +68,7 @@ fn choose_lease_use(random: &mut Random, profile: Profile) -> LeaseUse {
 fn choose_setup(random: &mut Random, profile: Profile, planted: Planted, blocks: u64, key_server: KeyServer) -> Setup {
     let scheme = Scheme::ALL[random.below(Scheme::ALL.len() as u64) as usize];
     let flushes = match profile {
-        Profile::Flushes => 4,
-        Profile::ReplayedHalves => 1,
+        Profile::Flushes | Profile::ReplayedHalves => 4,
         _ => 1 + random.below(6),
     };
     let halves = match profile {
@@ -94,7 +93,7 @@ impl World {
         let mut random = Random::new(seed);
         let blocks = match profile {
             Profile::Flushes => 30,
-            Profile::ReplayedHalves => 2,
+            Profile::ReplayedHalves => 3,
             _ => 2 + random.below(8),
         };
         let disk = SimDisk::new(random.number());

@@ -118,7 +118,7 @@ fn a_key_that_is_shared_by_then_is_left_alone() {
         Ok(Arc::new(Mask(2)))
     });
     keyed.may_renew(Arc::clone(&count), count);
-    assert!(keyed.bench.unit.server.sanitizer.can_destroy_key(&keyed.bench.unit.volume()));
+    assert!(keyed.bench.unit.server.sanitizer.can_destroy_key(keyed.bench.unit.volume()));
     keyed.begin();
     keyed.elsewhere.create(&VolumeSpec { name: "other".to_owned(), ..keyed.spec.clone() }).unwrap();
     keyed.until("it begins", |unit| {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use strongroom_block::{Buffer, Lba};
 use strongroom_iscsi::pdu::{Answer, Attribute, LoginRequest, ScsiCommand, TaskManagementRequest};
 use strongroom_iscsi::target::{self as iscsi, Login, LoginEvent};
-use strongroom_iscsi::{CloseReason, Pdu, Serial};
+use strongroom_iscsi::{CloseReason, Lun, Pdu, Serial};
 use strongroom_scsi::cdb;
 use strongroom_store::{OpenOptions, Store};
 
