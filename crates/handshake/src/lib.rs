@@ -22,7 +22,7 @@ pub use node_key::{NODE_KEY_FILE_BYTES_MAX, NodeKey};
 pub use public_key::PublicKey;
 
 /// Seeds the random generator of the calling thread. AWS-LC gathers entropy when a thread first uses it, for tens of milliseconds of CPU
-/// time: a thread on which others wait does that before it serves anybody.
+/// time: a thread on which others wait does that before it serves any of them.
 pub fn seed_thread() {
     aws_lc_rs::rand::fill(&mut [0]).expect("the operating system gives randomness");
 }

@@ -5,3 +5,4 @@ pub mod fuse;
 pub mod leftovers;
 pub mod loop_device;
 pub mod mounts;
+mod umount_helper;

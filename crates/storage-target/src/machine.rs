@@ -19,7 +19,7 @@ use crate::unit::{self, BlockCodec, ClosedUnit, SimulatedFiles, TargetEnvironmen
 use crate::volume::{Access, Sealed, Volume};
 
 pub use crate::names::VolumeName;
-pub use crate::worker::machine::{Admission, DrivenSession, Grant, Messages, Polled, Worker};
+pub use crate::worker::machine::{Admission, DrivenSession, Grant, Messages, Polled, RoutedWorker};
 
 /// A sealed volume of custody `keyfile`.
 ///
@@ -87,7 +87,7 @@ impl Memory {
     }
 }
 
-/// A unit that a [`Worker`] is to serve.
+/// A unit that a [`RoutedWorker`] is to serve.
 pub struct Unit {
     pub(crate) unit: unit::Unit,
     /// Set by the store when it has something to poll.

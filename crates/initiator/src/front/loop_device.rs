@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code)] // The loop driver speaks ioctl.
 
-use std::ffi::{CStr, OsStr};
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use super::umount_helper;
 
 const LOOP_SET_STATUS64_BYTES: usize = 232;
 const LOOP_CLR_FD: libc::c_ulong = 0x4C01;
@@ -31,8 +33,6 @@ const END_BYTES: u64 = 1 << 20;
 const GET_FREE_TRIES: u32 = 32;
 /// Between tries to unmount a file system that is in use.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-/// The helper that umount(8) runs for a file system of ours, where it is installed: a link to the program.
-const UMOUNT_HELPER: &str = "/sbin/umount.strongroom";
 /// Major number of loop devices.
 pub(crate) const LOOP_MAJOR: u32 = 7;
 
@@ -356,9 +356,9 @@ impl FileSystemMount {
         };
         mounted.map_err(|error| failed(error.into()))?;
         tracing::info!(file_system, directory = %directory.display(), "file system mounted");
-        let has_helper = Path::new(UMOUNT_HELPER).exists();
+        let has_helper = umount_helper::is_installed();
         if has_helper {
-            update_mount_table("mount", &directory, &[OsStr::new(&file_system), device.path().as_os_str()]);
+            umount_helper::register(&directory, &file_system, device.path());
         }
         Ok(FileSystemMount { directory, device, has_helper })
     }
@@ -386,7 +386,7 @@ impl FileSystemMount {
 
     fn forget_helper(&self) {
         if self.has_helper {
-            update_mount_table("umount", &self.directory, &[]);
+            umount_helper::forget(&self.directory);
         }
     }
 
@@ -434,24 +434,6 @@ impl FileSystemMount {
                 Err((self, LoopError::Unmount { directory, source: error.into() }))
             }
         }
-    }
-}
-
-/// Enters a mounted file system, its type and device given, into the table from which umount(8) learns which helper to run, or removes one
-/// that is unmounted (no type given). `--fake` does everything but the system call. Without the entry umount(8) works as it does anyway.
-fn update_mount_table(program: &str, directory: &Path, mounted: &[&OsStr]) {
-    let mut command = std::process::Command::new(program);
-    command.args(["--fake", "--internal-only"]);
-    if let [file_system, device] = mounted {
-        command.args(["-o", "helper=strongroom", "-t"]).args([file_system, device]);
-    }
-    match command.arg(directory).output() {
-        Ok(output) if output.status.success() => {}
-        Ok(output) => {
-            let reason = String::from_utf8_lossy(&output.stderr);
-            tracing::warn!(directory = %directory.display(), reason = reason.trim(), "{program} cannot note the helper of umount(8)");
-        }
-        Err(error) => tracing::warn!(%error, "cannot run {program} to note the helper of umount(8)"),
     }
 }
 

@@ -37,7 +37,7 @@ use crate::unit::{SessionKey, Verdict};
 const BUDGET_BYTES: u64 = 1 << 30;
 
 /// A worker of a target. Sessions and logins are named by numbers that are never used again.
-pub struct Worker {
+pub struct RoutedWorker {
     number: usize,
     routing: Routing,
     budget: Arc<MemoryBudget>,
@@ -81,16 +81,16 @@ pub struct DrivenSession {
 pub struct Polled {
     /// Whether sessions or units have something to do because of it.
     pub has_progressed: bool,
-    /// Tasks of [`Worker::submit_for`] that have ended.
+    /// Tasks of [`RoutedWorker::submit_for`] that have ended.
     pub own_tasks: Vec<(TaskId, Option<Response>)>,
 }
 
 /// Messages of one worker to another, in their order.
 pub struct Messages(Vec<CrossWorkerMessage>);
 
-impl std::fmt::Debug for Worker {
+impl std::fmt::Debug for RoutedWorker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Worker").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("RoutedWorker").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
@@ -123,15 +123,15 @@ fn origin(node: PublicKey) -> Origin {
     Origin { identity, from: Ipv4Addr::LOCALHOST.into(), scheme: Some(Scheme::default()) }
 }
 
-impl Worker {
+impl RoutedWorker {
     /// The workers of a target. `read_bytes`: what reads of one session may hold before its further commands wait.
-    pub fn of_target(count: usize, read_bytes: u64) -> Vec<Worker> {
+    pub fn of_target(count: usize, read_bytes: u64) -> Vec<RoutedWorker> {
         let limits = Limits { read_memory_bytes: read_bytes, ..Limits::default() };
         let (loads, counters) = (Arc::new(SessionLoads::new(count)), Arc::new(Counters::default()));
         let budget = Arc::new(MemoryBudget::new(BUDGET_BYTES));
         let worker = |number| {
             let bounds = CommandBounds::new(Arc::clone(&budget), &limits);
-            Worker {
+            RoutedWorker {
                 number,
                 routing: Routing::new((number, count), bounds, Arc::clone(&loads), Arc::clone(&counters)),
                 budget: Arc::clone(&budget),
@@ -181,7 +181,7 @@ impl Worker {
         }
     }
 
-    /// Withdraws a unit; what its initiators have set is kept in `memory`. `closes_store`: logins wait until [`Worker::forget`] is called.
+    /// Withdraws a unit; what its initiators have set is kept in `memory`. `closes_store`: logins wait until [`RoutedWorker::forget`] is called.
     pub fn close(&mut self, volume: &VolumeName, memory: &Memory, closes_store: bool) {
         let Some(open) = self.routing.units.remove_open(volume) else { return };
         let (unit, _) = open.into_parts();
@@ -210,7 +210,7 @@ impl Worker {
         self.routing.units.tend(now, (idle_close, 0), is_awaited)
     }
 
-    /// When [`Worker::handle_timeout`] has something to do.
+    /// When [`RoutedWorker::handle_timeout`] has something to do.
     pub fn poll_timeout(&self, idle_close: Duration) -> Option<Instant> {
         let sessions = self.routing.sessions.iter().filter_map(Session::poll_timeout);
         sessions.chain(self.routing.units.deadline(idle_close, 0)).min()
@@ -381,7 +381,7 @@ impl Worker {
     }
 
     /// Gives a unit here a command of a session, as another application of its node does. The response, or `None` if
-    /// [`Worker::poll_units`] will bring it.
+    /// [`RoutedWorker::poll_units`] will bring it.
     pub fn submit_for(
         &mut self,
         now: Instant,

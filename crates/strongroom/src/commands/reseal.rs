@@ -84,7 +84,7 @@ fn end_epochs(args: &ResealArgs, url: VolumeUrl) -> Result<()> {
         bail!("{url} is plain: nothing in it is sealed; to seal it: --to");
     };
     let Some(keys) = device.key_status() else {
-        bail!("the keys of {url} are not at a key server: they have no epochs that move on; to seal it anew: --to");
+        bail!("the keys of {url} are not at a key server: they have no epochs that move on; to seal it again: --to");
     };
     let bar = progress_bar(args.quiet, device.unit().geometry.blocks);
     let mut run = Run { args, url, device, client, domain, signals, bar, resealed: 0 };
@@ -212,7 +212,7 @@ impl Run<'_> {
             state.next = report.progress.next.0;
             self.save(state)?;
         }
-        let how = args.state.how_to_go_on("the same command begins anew, and finds less to do".to_owned());
+        let how = args.state.how_to_go_on("the same command starts over, and finds less to do".to_owned());
         bail!("stopped before block {} of {}; {how}", report.progress.next, report.progress.blocks)
     }
 

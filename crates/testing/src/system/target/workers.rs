@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use strongroom_iscsi::target::{ConnectionId, Session};
-use strongroom_target::machine::{DrivenSession, Messages, Polled, Worker};
+use strongroom_target::machine::{DrivenSession, Messages, Polled, RoutedWorker};
 
 use super::steps::StepCounter;
 use crate::Random;
@@ -39,7 +39,7 @@ enum Parcel {
 pub(super) struct Workers {
     random: Random,
     planted: PlantedRouting,
-    workers: Vec<Worker>,
+    workers: Vec<RoutedWorker>,
     read_bytes: u64,
     /// What is on its way, by sender and receiver, with its arrival.
     links: BTreeMap<(usize, usize), VecDeque<(Instant, Parcel)>>,
@@ -70,9 +70,9 @@ impl Workers {
     }
 
     fn begin_again(&mut self, count: usize) {
-        self.workers = Worker::of_target(count, self.read_bytes);
+        self.workers = RoutedWorker::of_target(count, self.read_bytes);
         if self.planted.exchanges_responses {
-            self.workers.iter_mut().for_each(Worker::exchange_responses);
+            self.workers.iter_mut().for_each(RoutedWorker::exchange_responses);
         }
         self.links.clear();
     }
@@ -97,18 +97,18 @@ impl Workers {
         self.workers.len()
     }
 
-    pub(super) fn get(&self, number: usize) -> &Worker {
+    pub(super) fn get(&self, number: usize) -> &RoutedWorker {
         &self.workers[number]
     }
 
-    pub(super) fn get_mut(&mut self, number: usize) -> &mut Worker {
+    pub(super) fn get_mut(&mut self, number: usize) -> &mut RoutedWorker {
         &mut self.workers[number]
     }
 
     /// All sessions, with their workers.
     pub(super) fn sessions(&self) -> Vec<(usize, u64)> {
         let of_worker =
-            |(number, worker): (usize, &Worker)| worker.sessions().into_iter().map(move |key| (number, key));
+            |(number, worker): (usize, &RoutedWorker)| worker.sessions().into_iter().map(move |key| (number, key));
         self.workers.iter().enumerate().flat_map(of_worker).collect()
     }
 
@@ -119,12 +119,12 @@ impl Workers {
 
     /// Whether nobody uses a unit, nothing is in flight, and no worker has to learn anything.
     pub(super) fn are_idle(&self) -> bool {
-        self.links.values().all(VecDeque::is_empty) && self.workers.iter().all(Worker::is_idle)
+        self.links.values().all(VecDeque::is_empty) && self.workers.iter().all(RoutedWorker::is_idle)
     }
 
     /// Whether one of them is to be driven again.
     pub(super) fn have_work(&self) -> bool {
-        self.workers.iter().any(Worker::has_work)
+        self.workers.iter().any(RoutedWorker::has_work)
     }
 
     /// Polls the units of a worker.
