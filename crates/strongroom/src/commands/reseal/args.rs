@@ -25,6 +25,7 @@ use crate::units::parse_size;
     Older epochs: after `strongroom key rotate` or `key revoke`. Stopped, or killed, it goes on later where it was, if a state file was given. \
     Destroying needs the right 'administer'. Snapshots and clones keep their blocks under the epochs that those were written under: \
     while there are any, nothing is destroyed unless that is forced, and what they hold from then is lost with it.")]
+// One field for each option: they belong to one command, and groups of two or three would only rename them.
 pub(crate) struct ResealArgs {
     /// The volume's URL; with --to on the target's machine its name.
     pub(super) volume: String,
