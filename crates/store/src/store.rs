@@ -84,7 +84,8 @@ pub use volume_index::VolumeIndex;
 /// One volume, open.
 ///
 /// ```no_run
-/// /// use strongroom_block::{Lba, Token};
+/// use std::sync::Arc;
+/// use strongroom_block::{Lba, Token};
 /// use strongroom_store::{Op, OpenOptions, Store};
 ///
 /// let mut store = Store::open("volumes/projects".as_ref(), &OpenOptions::default(), Arc::new(|| {}))?;

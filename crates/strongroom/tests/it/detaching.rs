@@ -243,7 +243,9 @@ fn umount_says_what_was_lost_where_its_helper_is_installed() {
     attach(&[]);
     server.kill();
     let file = format!("of={}/gone", paths.mounted);
-    inside.run(Command::new("dd").args(["if=/dev/zero", &file, "bs=64k", "count=16", "conv=fsync"])).failed(&["error"]);
+    inside
+        .run(Command::new("dd").args(["if=/dev/zero", &file, "bs=64k", "count=16", "conv=fsync"]))
+        .failed(&["fsync failed"]);
     let server = world.serve();
     eventually("it is connected again", || !paths.listed().contains("not connected"));
     lost(umount(), &["is detached", "failed"]);

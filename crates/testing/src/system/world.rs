@@ -142,7 +142,11 @@ impl World {
 
     /// The first initiator formats the volume; then everybody begins, and so do the troubles.
     fn begin(&mut self, troubles: Troubles) {
-        let requests = 20 + self.random.below(120);
+        let requests = match self.profile {
+            // Many requests of few blocks between many crashes have more explanations than can be tried.
+            Profile::ReplayedHalves => 6 + self.random.below(12),
+            _ => 20 + self.random.below(120),
+        };
         self.initiators.add(0, 0, 0, &mut self.random);
         self.run_until(|world| world.initiators.are_attached());
         self.initiators.clients[0].format(self.clock.now(), &mut self.history);

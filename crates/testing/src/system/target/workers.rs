@@ -181,7 +181,7 @@ impl Workers {
                 match parcel {
                     Parcel::Messages(messages) => {
                         self.arrived += 1;
-                        self.workers[to].receive(now, from, messages);
+                        self.steps.count(|| self.workers[to].receive(now, from, messages));
                     }
                     Parcel::Connection(connection) => connections.push((to, connection)),
                 }
