@@ -35,7 +35,7 @@ const STATE_VERSION: u32 = 1;
 /// Where a pass goes on that was stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ResealProgress {
+struct ResealNote {
     version: u32,
     /// What everything before `next` is at least under.
     epoch: u32,
@@ -122,12 +122,8 @@ impl Run<'_> {
             let epoch = self.device.key_status().map_or(0, |keys| keys.epoch);
             let settles_in = self.client.info(self.domain)?.settles_in;
             let begun = state.take().filter(|state| state.epoch == epoch);
-            let mut now = begun.unwrap_or(ResealProgress {
-                version: STATE_VERSION,
-                epoch,
-                decides: settles_in.is_zero(),
-                next: 0,
-            });
+            let mut now =
+                begun.unwrap_or(ResealNote { version: STATE_VERSION, epoch, decides: settles_in.is_zero(), next: 0 });
             let report = self.pass(&mut now)?;
             if report.epoch != epoch {
                 // There is another one by now.
@@ -186,7 +182,7 @@ impl Run<'_> {
         }
     }
 
-    fn pass(&mut self, state: &mut ResealProgress) -> Result<ResealReport> {
+    fn pass(&mut self, state: &mut ResealNote) -> Result<ResealReport> {
         let (started, mut saved) = (Instant::now(), Instant::now());
         let (args, bar, signals, device) = (self.args, &self.bar, &self.signals, &self.device);
         let mut stopped = false;
@@ -242,17 +238,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn load(&self) -> Result<Option<ResealProgress>> {
+    fn load(&self) -> Result<Option<ResealNote>> {
         let Some(note) = self.args.state.read()? else { return Ok(None) };
         let refused = |problem| self.args.state.refused(problem);
         let text =
             self.device.open_note(&note)?.ok_or_else(|| refused("is no state of this volume, or was changed"))?;
-        let state: ResealProgress = serde_json::from_slice(&text).map_err(|_| refused("is of another version"))?;
+        let state: ResealNote = serde_json::from_slice(&text).map_err(|_| refused("is of another version"))?;
         Ok(Some(state)
             .filter(|state| state.version == STATE_VERSION && state.next <= self.device.unit().geometry.blocks))
     }
 
-    fn save(&self, state: &ResealProgress) -> Result<()> {
+    fn save(&self, state: &ResealNote) -> Result<()> {
         match self.args.state.path() {
             Some(_) => self.args.state.replace(&self.device.seal_note(&serde_json::to_vec(state)?)?),
             None => Ok(()),
