@@ -39,7 +39,7 @@ pub(crate) struct RawioArgs {
     /// Compare every block that is read with what must be there, and read back what was written.
     #[arg(long)]
     verify: bool,
-    /// Measure what the target can do, not how fast initiators seal: before each measurement they seal so many bytes of writes, together,
+    /// Measure what the target can do, not how fast initiators seal: before each measurement they seal this many bytes of writes, together,
     /// really and each for its own place, and send these; what they read they have opened once before, and only fetch. The wire and the
     /// target see what they see otherwise. A measurement is shorter if all is sent before its time is over.
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "1GiB", value_parser = parse_size, conflicts_with = "seal_bytes")]
@@ -70,11 +70,11 @@ struct KeyArgs {
     /// carries and the target wraps and keeps: what keeping keys costs is the difference.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "keyfile", value_parser = parse_custody)]
     custody: Vec<Custody>,
-    /// Seal so many bytes as one, at any size of I/O; can be several. A smaller I/O then reads the rest of its block, and a
+    /// Seal this many bytes as one, at any size of I/O; can be several. A smaller I/O then reads the rest of its block, and a
     /// write changes it, reseals it and writes it on the condition that no other write came between.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_io_size)]
     seal_bytes: Vec<u64>,
-    /// Custody target: so many consecutive blocks share a key; can be several. For benchmarks only: the key of one block then opens
+    /// Custody target: this many consecutive blocks share a key; can be several. For benchmarks only: the key of one block then opens
     /// the blocks beside it.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     blocks_per_key: Vec<NonZeroU32>,

@@ -106,7 +106,7 @@ impl<'a> Tally<'a> {
         if whole.is_zero() { 1.0 } else { counted.as_secs_f64() / whole.as_secs_f64() }
     }
 
-    /// So many sectors were found right.
+    /// Counts sectors that hold what they should.
     pub(super) fn add_verified(&mut self, sectors: u64) {
         self.verified += sectors;
     }
