@@ -50,7 +50,7 @@ impl MemoryDevice {
         MemoryDevice { geometry, blocks, state: Mutex::default(), completions: CompletionQueue::default() }
     }
 
-    /// From now on it has so many blocks.
+    /// From now on it has this many blocks.
     pub fn grow_to(&self, blocks: u64) {
         self.blocks.fetch_max(blocks, Ordering::Relaxed);
     }

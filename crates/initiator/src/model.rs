@@ -64,8 +64,8 @@ impl Paper {
         2.0 * self.rtt.as_secs_f64() + self.dec(block)
     }
 
-    /// Equations (5) and (6): n = (2·RTT + DEC) / (ENC + TRANSFER): with so many processes the waiting is filled, and up to so
-    /// many the throughput grows n times.
+    /// Equations (5) and (6): n = (2·RTT + DEC) / (ENC + TRANSFER): this many processes fill the waiting time, and up to
+    /// this number the throughput grows n times.
     pub fn ideal_n(&self, block: f64) -> f64 {
         self.waiting(block) / (self.enc(block) + self.transfer(block))
     }

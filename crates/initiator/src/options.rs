@@ -242,7 +242,7 @@ impl Default for Limits {
 /// When we change the keys of what we send through a channel; the target has limits of its own for what it sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rekey {
-    /// After so many tags: one for each PDU, or two. At most 2^23.
+    /// After this many tags: one for each PDU, or two. At most 2^23.
     pub tags: u64,
     /// Before they have protected more bytes than that. At most 64 GiB.
     pub bytes: u64,

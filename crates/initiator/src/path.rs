@@ -23,13 +23,13 @@ const WINDOW_MAX: usize = 255;
 const EPOCH_MIN: Duration = Duration::from_millis(250);
 /// A rate that is higher by less than this is the same.
 const GROWTH: f64 = 1.1;
-/// So many looks without growth end the measurement.
+/// This many looks without growth end the measurement.
 const LOOKS_WITHOUT_GROWTH: u32 = 3;
 
 /// What a measurement may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathLimits {
-    /// Bytes echoed at most; so many cross the link in each direction.
+    /// Bytes echoed at most; this many cross the link in each direction.
     pub bytes_max: u64,
     /// How long it lasts at most, the login not counted.
     pub time_max: Duration,

@@ -95,13 +95,13 @@ pub struct Limits {
     pub connections_per_identity: usize,
     /// From a connection's first byte to the end of its handshake, and for one message once it has begun, in seconds.
     pub setup_timeout_s: u64,
-    /// A connection that asks nothing ends after so many seconds.
+    /// A connection that asks nothing ends after this many seconds.
     pub idle_timeout_s: u64,
     /// Requests a second of one identity, on average over ten seconds; more are made to wait.
     pub requests_per_second: u32,
     /// Refused requests of one identity in a minute, before its connections are ended and its further refusals counted only.
     pub refusals_per_minute: u32,
-    /// The same line by the same identity is written into the audit log once in so many seconds, and counted; 0: each time.
+    /// The same line by the same identity is written into the audit log once in this many seconds, and counted; 0: each time.
     pub repeated_lines_s: u64,
     /// How long a change waits for a required standby, in seconds.
     pub standby_timeout_s: u64,

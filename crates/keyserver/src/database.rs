@@ -424,7 +424,7 @@ impl Database {
         unopened.map_or(Ok(()), |number| Err(self.damaged(format!("line {number} of its audit log does not open"))))
     }
 
-    /// Lines of the audit log from number `from` on, as many as fit into so many bytes, and the chain's head before them.
+    /// Lines of the audit log from number `from` on, as many as fit into this many bytes, and the chain's head before them.
     pub(crate) fn page(&self, from: u64, bytes_max: usize) -> Result<(AuditHead, Vec<AuditLine>), DatabaseError> {
         let known = *lock(&self.page_end);
         let begun = if known.lines < from { known } else { AuditHead::start(&self.state().id) };

@@ -59,7 +59,7 @@ pub(crate) struct Engine {
     pub(crate) required: Mutex<Option<Duration>>,
     /// Held while anything is decided and stored.
     pub(crate) committing: Mutex<()>,
-    /// Lines that are the same within so many seconds are one.
+    /// Lines that are the same within this many seconds are one.
     pub(crate) repeated: AtomicU64,
     pub(crate) volumes_max: AtomicUsize,
     pub(crate) metrics: Arc<Metrics>,

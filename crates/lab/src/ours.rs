@@ -138,12 +138,12 @@ impl Ours {
         &self.address
     }
 
-    /// The name of the volume with blocks of so many bytes.
+    /// The name of the volume with blocks of this many bytes.
     pub fn volume_name(block_size: u64) -> String {
         format!("bench-{block_size}")
     }
 
-    /// Initiators use so many TCP connections for a session.
+    /// Initiators use this many TCP connections for a session.
     #[must_use]
     pub fn with_connections(mut self, connections: u16) -> Ours {
         self.connections = connections;
@@ -175,7 +175,7 @@ impl Ours {
         })
     }
 
-    /// How our initiator attaches the volume with blocks of so many bytes.
+    /// How our initiator attaches the volume with blocks of this many bytes.
     pub fn attach_settings(&self, block_size: u64) -> AttachSettings {
         let volume = Self::volume_name(block_size);
         let file = |name: &str| Some(self.options.directory.join(name));

@@ -51,7 +51,7 @@ pub struct IoJob {
     /// I/Os may be parts of a block: read with the rest of it, written by read, change and conditional write.
     #[serde(default)]
     pub parts: bool,
-    /// Seal so many bytes of writes before I/O begins, and write these; read without opening. What is there to be read is opened once
+    /// Seal this many bytes of writes before I/O begins, and write these; read without opening. What is there to be read is opened once
     /// before. 0: everything is sealed and opened as it comes.
     #[serde(default)]
     pub sealed_beforehand_bytes: u64,

@@ -38,7 +38,7 @@ pub struct RawioPlan {
     pub verify: bool,
     /// I/Os may be smaller than what is sealed as one.
     pub parts: bool,
-    /// Initiators together seal so many bytes of writes before each measurement, and open nothing in it; a measurement ends early when
+    /// Initiators together seal this many bytes of writes before each measurement, and open nothing in it; a measurement ends early when
     /// these are used up. `None`: they seal and open as they go.
     pub sealed_beforehand_bytes: Option<u64>,
     /// I/Os count with the share of their time that lies in the measurement ([`ProratedCounts`]), not when they complete.

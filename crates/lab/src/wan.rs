@@ -35,15 +35,15 @@ use setting::{OFFERED_TIMES, TEACHING_WRITE_BYTES};
 
 /// How long a target may take to write down what it has done.
 const COUNTERS_LATE: Duration = Duration::from_millis(300);
-/// The plain connection sends for so many round trips at least.
+/// The plain connection sends for this many round trips at least.
 const ROUND_TRIPS_SOCKET: u32 = 40;
-/// TCP needs so many to find the link's rate from rest.
+/// TCP needs this many to find the link's rate from rest.
 const ROUND_TRIPS_TEACHING: u32 = 16;
-/// Then, at the depth and size that are measured, so many pass before the measurement.
+/// Then, at the depth and size that are measured, this many pass before the measurement.
 const ROUND_TRIPS_WARM_UP: u32 = 4;
-/// A measurement lasts for so many writes one after the other at the link's rate at least,
+/// A measurement lasts for this many writes one after the other at the link's rate at least,
 const WRITES_MIN: u32 = 8;
-/// and for so many times what all that is under way takes.
+/// and for this many times what all that is under way takes.
 const CYCLES_MIN: u32 = 2;
 /// BBR stops sending for a fifth of a second when it has not seen the path without a queue for ten seconds, and sees it after a pause. A
 /// connection that is used for less than this at a time never does that in the middle of a measurement.
@@ -71,13 +71,13 @@ pub struct WanPlan {
     pub runs: u32,
     /// How long each measurement lasts at least; longer where round trips are long.
     pub time: Duration,
-    /// So many round trips a measurement lasts at least.
+    /// This many round trips a measurement lasts at least.
     pub round_trips: u32,
     /// How long I/O of the same kind runs before it, at least.
     pub warm_up: Duration,
     /// How long the plain TCP connection of equation (2) sends, in seconds.
     pub socket_seconds: usize,
-    /// Up to so many bytes a write's data goes with its command; beyond, the rest waits for an R2T.
+    /// Up to this many bytes a write's data goes with its command; beyond, the rest waits for an R2T.
     pub first_burst_bytes: u64,
     /// Who runs where.
     pub placement: Placement,

@@ -56,7 +56,7 @@ impl BlockKeys {
         BlockKeys { context, batch, blocks_per_key: NonZeroU32::MIN, wrapper: None, counters }
     }
 
-    /// The same, with one key for up to so many consecutive blocks that are sealed one after the other (a run never crosses a
+    /// The same, with one key for up to this many consecutive blocks that are sealed one after the other (a run never crosses a
     /// multiple of that). An attacker who learns the key of one block then opens the adjacent blocks: for benchmarks.
     #[must_use]
     pub fn with_blocks_per_key(self, blocks_per_key: NonZeroU32) -> BlockKeys {

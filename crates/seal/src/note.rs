@@ -3,7 +3,7 @@
 
 use strongroom_block::{Lba, SealRecord};
 
-/// Where a note is sealed: no volume has so many blocks.
+/// Where a note is sealed: no volume has this many blocks.
 pub const NOTE_LBA: Lba = Lba(1 << 63);
 const MAGIC: &[u8; 8] = b"SRNOTE1\n";
 

@@ -99,7 +99,7 @@ pub enum Request {
         operation: Operation,
     },
     /// Gives out a snapshot as a stream (`docs/send-format.md`) while the volume is used. Answered by [`Reply::Stream`], and for each
-    /// slice by [`Reply::Slice`] followed by so many bytes; at the end by [`Reply::Done`].
+    /// slice by [`Reply::Slice`] followed by this many bytes; at the end by [`Reply::Done`].
     Send {
         /// The volume.
         volume: String,
@@ -164,12 +164,12 @@ pub enum Reply {
     Reloaded(Reloaded),
     /// What a volume's store has in it after an operation.
     Volume(Box<Description>),
-    /// A stream begins, of a volume of so many bytes.
+    /// A stream begins, of a volume of this many bytes.
     Stream {
         /// The volume's size.
         size_bytes: u64,
     },
-    /// So many bytes of a stream follow this line.
+    /// This many bytes of a stream follow this line.
     Slice {
         /// How many; at most [`SLICE_BYTES_MAX`].
         bytes: usize,

@@ -21,7 +21,7 @@ pub struct CivilTime {
 }
 
 impl CivilTime {
-    /// The moment so many seconds after the beginning of 1970.
+    /// The moment this many seconds after the beginning of 1970.
     pub fn from_seconds(seconds: u64) -> CivilTime {
         // Howard Hinnant's algorithm; days count from 0000-03-01.
         let days = seconds / DAY + 719_468;

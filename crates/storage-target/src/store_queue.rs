@@ -1,4 +1,4 @@
-//! How the sessions at a store share its queue. A store takes so many requests in and answers BUSY to the rest; if that were all, those
+//! How the sessions at a store share its queue. A store takes a limited number of requests and answers BUSY to the rest; if that were all, those
 //! who ask for much at once would have all of it, and refill it faster than any other comes back.
 //!
 //! A session may have no more in the queue than is free in it (the dynamic threshold of Choudhury and Hahne, "Dynamic queue length
@@ -36,7 +36,7 @@ impl Share {
         Share { queue, tasks: HashMap::new(), bytes: 0 }
     }
 
-    /// Whether a command may go to the store that takes so many bytes of its queue. Always, if the session has none there: then no
+    /// Whether a command may go to the store that takes this many bytes of its queue. Always, if the session has none there: then no
     /// completion would bring it on.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let free_ops = OPS_MAX.saturating_sub(self.queue.ops.load(Ordering::Relaxed));

@@ -120,7 +120,7 @@ impl Labels {
 /// dropped in between, or there would have been too many.
 pub(crate) struct Replay {
     catalogue: Catalogue,
-    /// With so many spans it is time for that.
+    /// With this many spans it is time for that.
     crowded: usize,
 }
 

@@ -216,6 +216,7 @@ impl BlockIndex {
             let base = lba - u64::from(bit);
             let stop = (end - base).min(CHUNK_BLOCKS) as u32;
             let (mut kept, before) = (chunk.rank(bit), chunk.present);
+            steps::count((chunk.versions.len() - kept) as u64);
             let mut present = before;
             for (rank, at) in (kept..).zip((bit..64).filter(|&at| before & (1 << at) != 0)) {
                 let version = chunk.versions[rank];

@@ -23,7 +23,7 @@ pub(crate) const COUNTER_MAX: u64 = 1 << 62;
 pub(crate) const SEQUENCES: u64 = 1 << 56;
 /// Store sequences that opening finds on a medium are smaller; the rest is room for those of one opening.
 pub(crate) const SEQUENCE_MAX: u64 = SEQUENCES - (1 << 40);
-/// A segment has at least so many blocks of the volume.
+/// A segment has at least this many blocks of the volume.
 pub(crate) const SEGMENT_BLOCKS_MIN: u32 = 16;
 /// Share of a segment that cleaning fills when it packs scattered blocks, in percent.
 const PACKED_PERCENT: u64 = 96;
@@ -114,7 +114,7 @@ pub(crate) fn segments_needed(
     segments.checked_add(spare).filter(|&count| countable(count, segment_bytes))
 }
 
-/// Whether a location in the index can name every place in so many segments.
+/// Whether a location in the index can name every place in this many segments.
 pub(crate) fn countable(segments: u32, segment_bytes: u32) -> bool {
     u64::from(segments) * u64::from(segment_bytes) / SECTOR < 1 << 40
 }

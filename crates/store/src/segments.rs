@@ -122,7 +122,7 @@ impl Segments {
         }
     }
 
-    /// There are so many now; the new ones are free and cold.
+    /// There are this many now; the new ones are free and cold.
     pub(crate) fn grow(&mut self, segments: u32) {
         self.warm_ahead.set(None);
         self.free.extend(self.layout.segments..segments);
@@ -363,7 +363,7 @@ impl Segments {
         self.free.iter().skip(1).take_while(warm).count()
     }
 
-    /// Takes warm segments from the free ones until so many are left: they are to give their host space back.
+    /// Takes warm segments from the free ones until this many are left: they are to give their host space back.
     pub(crate) fn cool(&mut self, keep: usize) -> Vec<u32> {
         self.warm_ahead.set(None);
         let warm = self.warm_count();

@@ -262,7 +262,7 @@ pub(crate) struct UnitBuilder {
     entries: u32,
     data_blocks: u32,
     limit_blocks: u32,
-    /// With so many blocks it takes no record block more.
+    /// With this many blocks it takes no record block more.
     packed_blocks: u32,
 }
 
@@ -290,12 +290,12 @@ impl UnitBuilder {
         }
     }
 
-    /// Once it has so many 4 KiB blocks it ends where its record blocks are full: no space is lost to one that is nearly empty.
+    /// Once it has this many 4 KiB blocks it ends where its record blocks are full: no space is lost to one that is nearly empty.
     pub(crate) fn packed(self, blocks: u32) -> UnitBuilder {
         UnitBuilder { packed_blocks: blocks, ..self }
     }
 
-    /// A unit that says nothing, in so many blocks (at most [`RECORD_BLOCKS_MAX`]).
+    /// A unit that says nothing, in this many blocks (at most [`RECORD_BLOCKS_MAX`]).
     pub(crate) fn filler(layout: Layout, blocks: u32) -> UnitBuilder {
         UnitBuilder { records: vec![0; blocks as usize * RECORD_BLOCK], ..UnitBuilder::new(layout, blocks) }
     }

@@ -134,7 +134,7 @@ impl Forgetful {
     /// The first run of pages at or after `from` that were written.
     pub(crate) fn data_from(&self, from: u64) -> Option<Range<u64>> {
         let first = self.live.0.keys().copied().filter(|page| (page + 1) * PAGE as u64 > from).min()?;
-        let end = (first..).find(|page| !self.live.0.contains_key(page)).expect("there are not so many pages");
+        let end = (first..).find(|page| !self.live.0.contains_key(page)).expect("fewer live pages than that");
         Some((first * PAGE as u64).max(from)..end * PAGE as u64)
     }
 

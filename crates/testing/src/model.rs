@@ -199,7 +199,7 @@ impl Model {
         Model { is_plain, ..self }
     }
 
-    /// Older versions are kept, so many of them.
+    /// Older versions are kept, this many of them.
     pub fn retains(&mut self, budget: u64) {
         self.retained.budget = budget;
     }
@@ -214,7 +214,7 @@ impl Model {
         (lba..lba + count).flat_map(|lba| block_bytes(op, lba, self.block_size)).collect()
     }
 
-    /// The volume has so many blocks now; the new ones hold `content`.
+    /// The volume has this many blocks now; the new ones hold `content`.
     pub fn grow(&mut self, blocks: u64, content: Content) {
         for head in self.heads.values_mut() {
             head.resize_with(blocks as usize, || BTreeMap::from([(0, content)]));

@@ -48,7 +48,7 @@ const RECENT_WRITES: usize = 24;
 
 struct DiskState {
     bytes: Forgetful,
-    /// After so many writes one goes astray.
+    /// After this many writes one goes astray.
     stray: Option<(u64, Stray)>,
     strayed: bool,
     /// Where the last writes went.
@@ -105,7 +105,7 @@ impl SimDisk {
         self.state().faults = faults;
     }
 
-    /// From now on once in so many reads fails (0: never).
+    /// From now on once in this many reads fails (0: never).
     pub fn set_failing_reads(&self, once_in: u64) {
         self.state().faults.failing_read_once_in = once_in;
     }
@@ -120,12 +120,12 @@ impl SimDisk {
         self.state().sparse = true;
     }
 
-    /// Cuts the disk off after so many more I/Os: they and all later ones fail, and [`SimDisk::crash`] is due.
+    /// Cuts the disk off after this many more I/Os: they and all later ones fail, and [`SimDisk::crash`] is due.
     pub fn cut_off_after(&self, ios: u64) {
         self.state().ios_left = Some(ios);
     }
 
-    /// One write goes astray, silently, after so many others.
+    /// One write goes astray, silently, after this many others.
     pub fn stray_after(&self, writes: u64, stray: Stray) {
         self.state().stray = Some((writes, stray));
     }

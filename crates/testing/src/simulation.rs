@@ -141,7 +141,7 @@ pub fn seeds(count: u64) -> Vec<u64> {
     }
 }
 
-/// The first seed that fails, of so many; `None` if none does.
+/// The first seed that fails, of this many; `None` if none does.
 pub fn first_failing(count: u64, test: impl Fn(u64) + Sync) -> Option<u64> {
     let step = 8;
     (0..count.div_ceil(step)).find_map(|at| {

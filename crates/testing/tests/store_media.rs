@@ -222,7 +222,7 @@ fn nothing_has_to_be_aligned() {
     }
 }
 
-/// Memory of which a sync takes as long as so many looks.
+/// Memory of which a sync takes as long as this many looks.
 struct SlowSyncs {
     memory: SharedMemory,
     looks: u32,
@@ -272,7 +272,7 @@ fn slow_syncs_cost_no_write_its_space() {
     }
 }
 
-/// Overwrites a full volume at random with so many writes under way.
+/// Overwrites a full volume at random with this many writes under way.
 fn overwrite(store: &mut Store, depth: usize) {
     let mut random = Random::new(1);
     let mut done = Vec::new();

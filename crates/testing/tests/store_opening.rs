@@ -152,7 +152,7 @@ fn what_was_pinned_while_loading_is_looked_at_again() {
     let mut store = open(&medium, &whole_log).unwrap();
     let hole = HoleRecord { start: Lba(0), count: geometry.blocks, record: record_for(0, 0, None) };
     store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap();
-    // A thousand blocks twice; so many versions of twenty that those before have to go; the thousand once more.
+    // A thousand blocks twice; this many versions of twenty that those before have to go; the thousand once more.
     let early = (0..1000).chain(0..1000);
     let many = (0..6000).map(|at| if at % 100 == 0 { 10_000 + at } else { 2000 + at % 20 });
     for (op, lba) in (1..).zip(early.chain(many).chain(0..1000)) {

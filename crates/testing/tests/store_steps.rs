@@ -53,7 +53,7 @@ fn clone_of(store: &mut Store, from: SnapshotId) -> BranchId {
     }
 }
 
-/// Polls so many times; the most steps that one poll took.
+/// Polls this many times; the most steps that one poll took.
 fn poll(store: &mut Store, polls: usize) -> u64 {
     let mut most = 0;
     for _ in 0..polls {

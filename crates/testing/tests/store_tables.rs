@@ -11,7 +11,7 @@ use strongroom_testing::Random;
 
 const SEGMENT: u64 = 64 << 10;
 
-/// A store with so many snapshots of nothing: their names make a long catalogue, which is in every table.
+/// A store with this many snapshots of nothing: their names make a long catalogue, which is in every table.
 fn made(blocks: u64, snapshots: u32) -> (SharedMemory, Store) {
     let backend = SharedMemory::default();
     let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks };

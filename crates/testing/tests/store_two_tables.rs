@@ -76,7 +76,7 @@ fn record_blocks(disk: &SharedMemory, lsns: Range<u64>) -> Vec<u64> {
     (LOG_START..LOG_START + 200 * SEGMENT).step_by(4096).filter(is_one).collect()
 }
 
-/// A store that was used, with so many snapshots with long names (which are in every table), and what its blocks hold. `more` is written
+/// A store that was used, with this many snapshots with long names (which are in every table), and what its blocks hold. `more` is written
 /// and flushed behind the last tables.
 fn used(snapshots: u32, more: u64, end: fn(Store)) -> (SharedMemory, Vec<u8>) {
     let disk = SharedMemory::default();

@@ -74,7 +74,7 @@ pub struct Profile {
     pub loss: Loss,
     /// Share of packets that arrive twice.
     pub duplicate: f32,
-    /// Every so many packets one overtakes its predecessor; from 2.
+    /// One packet in this many overtakes its predecessor; from 2.
     pub reorder_gap: Option<u32>,
     /// Bits of IP packets in a second, their headers included; as fast as it goes if `None`. What of it is left for TCP's payload is
     /// [`Profile::payload_bits_per_s`].

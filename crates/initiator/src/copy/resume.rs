@@ -36,7 +36,7 @@ pub struct Resume {
     mac: NodeMac,
     source: String,
     destination: String,
-    /// Noted after so many bytes,
+    /// Noted after this many bytes,
     pub every_bytes: u64,
     /// or after this time, whichever is first.
     pub every: Duration,

@@ -109,7 +109,7 @@ impl Intake {
         Geometry { blocks: attached.blocks.max(self.grown_blocks.load(Ordering::Relaxed)), ..attached }
     }
 
-    /// From now on the device has so many blocks, unless it has more.
+    /// From now on the device has this many blocks, unless it has more.
     pub(super) fn grow_to(&self, blocks: u64) {
         self.grown_blocks.fetch_max(blocks, Ordering::Relaxed);
         if let Some(ahead) = self.ahead.get() {

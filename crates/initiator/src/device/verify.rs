@@ -14,7 +14,7 @@ use crate::pipeline::operation::{Read, Verified};
 
 /// Bytes of one read.
 const READ_BYTES: u64 = 1 << 20;
-/// Reading pauses while the target has not been told of so many blocks.
+/// Reading pauses while the target has not been told of this many blocks.
 const FEEDBACK_MAX: usize = 8 * 1024;
 /// How long that, and the rest of it at the end, is waited for.
 const FEEDBACK_PATIENCE: Duration = Duration::from_secs(30);
@@ -153,7 +153,7 @@ impl Verification<'_> {
         Ok(None)
     }
 
-    /// Waits until the target was told of all but so many of the versions that opened. What it is not told only costs it space.
+    /// Waits until the target was told of all but this many of the versions that opened. What it is not told only costs it space.
     fn wait_for_feedback(&self, pending_max: usize) {
         let until = Instant::now() + FEEDBACK_PATIENCE;
         while self.device.status().feedback_pending > pending_max && Instant::now() < until {

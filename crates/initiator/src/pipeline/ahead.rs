@@ -116,7 +116,7 @@ pub(crate) struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// For a volume of so many blocks of `1 << shift` bytes.
+    /// For a volume of this many blocks of `1 << shift` bytes.
     pub(crate) fn new(shift: u32, blocks: u64) -> ReadAhead {
         ReadAhead {
             shift,
@@ -135,7 +135,7 @@ impl ReadAhead {
         1 << self.shift
     }
 
-    /// The volume has so many blocks now.
+    /// The volume has this many blocks now.
     pub(crate) fn grow_to(&mut self, blocks: u64) {
         self.blocks = self.blocks.max(blocks);
     }

@@ -45,11 +45,11 @@ const PROBE_FOUND: f64 = 1.15;
 /// The window of a round of growth, as a multiple of what fills the link as far as it is known: what queues at its end is less than
 /// routers mostly hold.
 const GROWING: f64 = 1.5;
-/// TCP's round trip is so many times its smallest when there is a queue.
+/// TCP's round trip is this many times its smallest when there is a queue.
 const QUEUED: f64 = 1.25;
 /// Window of each round of a cycle, as a multiple of what fills the link: the probe, its answers, the drain, and the rest.
 const STEPS: [f64; 10] = [1.33, 1.0, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
-/// Round trips of a whole round that are so many times the base are not our own queue's: in one round, or in two in a row.
+/// Round trips of a whole round that are this many times the base are not our own queue's: in one round, or in two in a row.
 const LATE_AT_ONCE: f64 = 4.0;
 const LATE: f64 = 2.0;
 /// Over what time the mean rate is taken.
@@ -171,7 +171,7 @@ enum Phase {
 /// One round's measurements: rates in bytes per second, times in seconds.
 #[derive(Debug)]
 struct Round {
-    /// It ends with the answer to a command that was sent when so many bytes had been answered.
+    /// It ends with the answer to a command that was sent when this many bytes had been answered.
     begun_at_bytes: u64,
     /// The window held something back.
     is_limited: bool,
@@ -293,7 +293,7 @@ impl Estimator {
         !matches!(self.phase, Phase::Growing { best_rate: 0.0, .. })
     }
 
-    /// Commands in so many bytes, of the size that they have lately.
+    /// Commands in this many bytes, of the size that they have lately.
     pub(super) fn units_in(&self, bytes: u64) -> u32 {
         let unit_bytes = self.unit_bytes.max(self.round.unit_bytes).max(1);
         u32::try_from(bytes.div_ceil(unit_bytes)).unwrap_or(u32::MAX)

@@ -141,7 +141,7 @@ impl Window {
         self.estimator.path(sample);
     }
 
-    /// Threads that should seal, of `workers_max`, if one seals so many bytes per second (0: not known). 0: no thread but the
+    /// Threads that should seal, of `workers_max`, if one seals this many bytes per second (0: not known). 0: no thread but the
     /// caller's is worth it.
     pub(crate) fn workers(&self, seal_bytes_per_second: f64, workers_max: u32) -> u32 {
         match self.pipeline {

@@ -9,7 +9,7 @@ use strongroom_block::{Buffer, Lba};
 use strongroom_initiator::{DigestOffer, RemoteDevice, VolumeUrl, read_blocking, write_blocking};
 use strongroom_target::VolumeSpec;
 
-/// A bit is flipped in every so many bytes, each way.
+/// A bit is flipped in every this many bytes, each way.
 const FLIP_EVERY_BYTES: usize = 150_001;
 
 /// A wire to `there` that flips bits behind the first 4096 bytes, so that logins go through.

@@ -34,7 +34,7 @@ const OWN: u64 = 100;
 const VARIABLE: &str = "STRONGROOM_TEST_SHARING";
 /// Instead of a key file, in custody `target`.
 const NO_KEY: &str = "-";
-/// Bob is killed after so many writes, each time; where in what follows the kill finds him is chance.
+/// Bob is killed after this many writes, each time; where in what follows the kill finds him is chance.
 const KILLED_AFTER: [usize; 3] = [5, 12, 23];
 /// Rounds of his last life, in which he ends by himself; in the others he goes on until he is killed.
 const ROUNDS: u64 = 20;

@@ -28,7 +28,7 @@ enum Fault {
     Cut,
 }
 
-/// A wire that damages one in so many chunks of what the target sends, while faults are left.
+/// A wire that damages one in this many chunks of what the target sends, while faults are left.
 struct BadWire {
     address: SocketAddr,
     faults_left: Arc<AtomicUsize>,

@@ -13,7 +13,7 @@ use crate::login::Agreed;
 use crate::pdu::{LogoutReason, LogoutResponse, LogoutResult};
 use crate::slots::Key;
 
-/// Reassignments in flight: they are immediate, and a target takes only so many of those.
+/// Reassignments in flight: they are immediate, and a target takes only this many of those.
 const REASSIGNMENTS_MAX: usize = 8;
 
 /// A connection that was lost and whose tasks were not yet taken over.

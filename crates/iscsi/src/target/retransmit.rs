@@ -44,7 +44,7 @@ enum Answer {
 struct Sent {
     /// Those that are kept, by number (DataSN or R2TSN).
     pdus: Vec<SentPdu>,
-    /// So many were sent.
+    /// This many were sent.
     count: u32,
     /// How much of the transfer they cover, in bytes.
     end: u32,
@@ -152,7 +152,7 @@ impl RetransmitBuffer {
         }
     }
 
-    /// The initiator has every Data-In of a task before this number. False if so many were not sent, or if the last one of them has
+    /// The initiator has every Data-In of a task before this number. False if this many were not sent, or if the last one of them has
     /// the status: that is acknowledged by its StatSN, and no more was requested.
     pub(super) fn acknowledge_data(&mut self, tag: u32, before: u32) -> bool {
         // A task that is over needs no acknowledgement any more.

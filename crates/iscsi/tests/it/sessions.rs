@@ -598,7 +598,7 @@ fn an_echo_brings_its_data_back_and_touches_no_unit() {
         );
     }
     assert!(pair.initiator.poll_event().is_none() && pair.target.poll_event().is_none());
-    // One segment, so many at once, and no more.
+    // One segment, this many at once, and no more.
     let long = Buffer::copy_from(&vec![0; 1 << 20]);
     assert!(matches!(pair.initiator.echo(long), Err(SubmitError::Malformed(_))));
     let taken = (0..).take_while(|_| pair.initiator.echo(Buffer::empty()).is_ok()).count();

@@ -29,7 +29,7 @@ use crate::wire::{Malformed, Put, Take};
 const BACKUP_MAGIC: &[u8; 8] = b"SRKEYBK1";
 /// Version 1, which is still read, had lines as text.
 const SNAPSHOT_VERSION: u8 = 2;
-/// A part is full with so many bytes; a record may stand over.
+/// A part is full with this many bytes; a record may stand over.
 const PART_BYTES: usize = 192 << 10;
 /// Longest part, in bytes: one that is full but for a byte, and the largest record.
 const PART_BYTES_MAX: usize = 512 << 10;

@@ -27,7 +27,7 @@ use crate::volume::{Volume, VolumeInfo};
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// What too many refusals cost, each.
 const PENALTY: Duration = Duration::from_secs(1);
-/// A page of a list or of the log is full with so many bytes.
+/// A page of a list or of the log is full with this many bytes.
 const PAGE_BYTES: usize = 256 << 10;
 
 /// Configuration, and the roles that it names.

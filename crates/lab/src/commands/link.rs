@@ -23,7 +23,7 @@ pub(crate) struct LinkCommandArgs {
     delay: Duration,
     #[command(flatten)]
     link: LinkArgs,
-    /// Measure what the link alone carries for so many seconds, and end
+    /// Measure what the link alone carries for this many seconds, and end
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["far", "command"])]
     measure: Option<usize>,
     /// A shell command that runs at the far end meanwhile
@@ -49,13 +49,13 @@ pub(crate) struct LinkArgs {
     /// Share of the packets that is lost
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = parse_share)]
     loss: f32,
-    /// Losses come in bursts of so many packets on average
+    /// Losses come in bursts of this many packets on average
     #[arg(long, value_name = "PACKETS")]
     burst: Option<f32>,
     /// Share of the packets that arrives twice
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = parse_share)]
     duplicate: f32,
-    /// Every so many packets one overtakes another
+    /// One packet in this many overtakes another
     #[arg(long, value_name = "PACKETS")]
     reorder: Option<u32>,
     /// The largest packet

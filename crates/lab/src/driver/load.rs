@@ -15,9 +15,9 @@ use crate::protocol::{IoJob, Outcome};
 
 /// How long to wait for a completion before looking for orders again.
 const WAIT: Duration = Duration::from_millis(20);
-/// After a measurement that verifies, at most so many bytes of what was written are read back.
+/// After a measurement that verifies, at most this many bytes of what was written are read back.
 const READ_BACK_BYTES_MAX: u64 = 256 << 20;
-/// After so many errors nothing new is submitted: the cell is lost anyway.
+/// After this many errors nothing new is submitted: the cell is lost anyway.
 const ERRORS_MAX: u64 = 100;
 
 /// A job in progress on a device.

@@ -8,7 +8,7 @@ use strongroom_initiator::model::{Bottleneck, Bounds, Conditions, Depth, ideal_d
 
 use crate::{BenchError, SchemeChoice};
 
-/// `auto` is offered so many times what fills the link, and so much at least, in bytes; how much of it is under way is its own choice.
+/// `auto` is offered this many times what fills the link, and so much at least, in bytes; how much of it is under way is its own choice.
 pub(super) const OFFERED_TIMES: u64 = 4;
 const OFFERED_BYTES: std::ops::RangeInclusive<u64> = 4 << 20..=64 << 20;
 /// I/Os that it is offered at once, at least and at most.
@@ -26,7 +26,7 @@ pub enum Setting {
     EagerOneAtATime,
     /// One write at a time, sealed, without overlap: S2-5.
     SealedOneAtATime,
-    /// The paper's OP-*n*: so many writes under way, the next ones sealed meanwhile.
+    /// The paper's OP-*n*: this many writes under way, the next ones sealed meanwhile.
     Fixed(u32),
     /// The depth is found by itself.
     Auto,

@@ -51,7 +51,7 @@ pub struct Limits {
     pub scrub_share: u8,
     /// A connection on which nothing moved for so long is pinged, in seconds; as long again without an answer ends it.
     pub ping_after_s: u64,
-    /// A volume that no session uses is closed after so many seconds (and can then be deleted while the target runs).
+    /// A volume that no session uses is closed after this many seconds (and can then be deleted while the target runs).
     pub idle_close_s: u64,
     /// Tags (one for each PDU, or two) after which the target changes the keys of what it sends through a channel; at most 2^23.
     pub rekey_tags: u64,

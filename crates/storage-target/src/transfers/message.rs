@@ -87,9 +87,9 @@ pub(crate) enum Message {
     Refused { code: RefusalCode, text: String },
     /// Sender: the next bytes of the stream; `offset`: how many came before, on this connection.
     Data { offset: u64 },
-    /// Target: so many bytes of this connection were taken in and are durable; a stream that is interrupted goes on at `position`.
+    /// Target: this many bytes of this connection were taken in and are durable; a stream that is interrupted goes on at `position`.
     Ack { offset: u64, position: u64 },
-    /// Sender: the stream had so many bytes.
+    /// Sender: the stream had this many bytes.
     End { bytes: u64 },
     /// Target: the snapshot is there, durably; `was_there`: before this transfer. The last message.
     Done { snapshot: String, was_there: bool },
@@ -207,7 +207,7 @@ impl<'a> Take<'a> {
         Ok(taken)
     }
 
-    /// A number of so many bytes, big-endian.
+    /// A number of this many bytes, big-endian.
     fn number<const BYTES: usize>(&mut self) -> Result<u64, Malformed> {
         Ok(self.raw(BYTES)?.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }

@@ -60,7 +60,7 @@ impl ScrubSchedule {
         self.next = now + IDLE_PAUSE;
     }
 
-    /// The store was read as a whole so many times.
+    /// The store was read as a whole this many times.
     pub(super) fn passed(&mut self, now: Instant, passes: u64) {
         if passes > self.passes {
             self.passes = passes;

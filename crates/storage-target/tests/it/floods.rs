@@ -26,7 +26,7 @@ use crate::support::{
 
 /// More than there are places for everybody together.
 const FLOOD: usize = 1100;
-/// From so many addresses, each of which stays below its own limit.
+/// From this many addresses, each of which stays below its own limit.
 const ADDRESSES: usize = 5;
 /// Connections that are made in a turn, and the pause behind it.
 const PER_TURN: usize = 20;

@@ -148,7 +148,7 @@ fn caches_have_the_size_that_is_configured() {
     assert!(store.index_bytes >= 256 * 16, "{store:?}");
 }
 
-/// A stream of a snapshot, with something done between its slices; as far as it came within so many slices.
+/// A stream of a snapshot, with something done between its slices; as far as it came within this many slices.
 fn stream_of(
     host: &Host,
     request: &Request,

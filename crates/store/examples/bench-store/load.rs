@@ -1,4 +1,4 @@
-//! Load on a store: so many requests in flight for so long, from one thread, with what they cost.
+//! Load on a store: a number of requests in flight for a time, from one thread, with what they cost.
 
 use std::path::Path;
 use std::sync::Arc;

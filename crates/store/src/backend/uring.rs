@@ -155,7 +155,7 @@ impl UringBackend {
         }
     }
 
-    /// Submits what is queued, and waits for so many completions.
+    /// Submits what is queued, and waits for this many completions.
     fn tell(&mut self, want: usize) {
         loop {
             match self.ring.submit_and_wait(want) {

@@ -62,7 +62,7 @@ impl Measures {
         ((sector & self.within) / (RECORD_BLOCK as u64 / SECTOR)) as i64
     }
 
-    /// How far from the start of its record block an item is, in 8 bytes, if it is for data so many 4 KiB further on, and each block
+    /// How far from the start of its record block an item is, in 8 bytes, if it is for data this many 4 KiB further on, and each block
     /// before it has an entry of its own.
     fn expected(&self, distance: i64) -> i64 {
         distance.wrapping_mul(self.item_step) >> self.block_shift
@@ -129,7 +129,7 @@ impl Frame {
         widths
     }
 
-    /// Whether so many runs fit.
+    /// Whether this many runs fit.
     fn has_room(&self, runs: usize) -> bool {
         let widths = self.widths();
         runs <= RUNS_MAX
@@ -239,7 +239,7 @@ pub(super) fn encode(runs: &[Run], layout: &Layout, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads so many runs of a whole block. `None` if they cannot be.
+/// Reads this many runs of a whole block. `None` if they cannot be.
 pub(super) fn decode(bytes: &[u8], count: usize, layout: &Layout) -> Option<Vec<Run>> {
     let measures = Measures::new(layout);
     let mut least = [0; FIELDS];

@@ -13,7 +13,7 @@ use crate::superblock::Superblock;
 use crate::unit::LogAddress;
 
 /// A block is told of again when nodes are merged while the checkpoint is written, and once for each version that is kept of it: all
-/// that is told of is no more than so many times what the log holds. More is not believed: it would take long.
+/// that is told of is no more than this many times what the log holds. More is not believed: it would take long.
 const REWRITTEN_MAX: u64 = 8;
 /// About how many times what runs take now they took in version 2.
 const OLD_PER_NEW: u64 = 3;

@@ -18,7 +18,7 @@ const AHEAD_LEAST_BLOCKS: u32 = 4;
 /// What is read ahead behind many small units in a row, in 4 KiB blocks. Each doubles it: between units that are not small lies data,
 /// which is not wanted.
 const PIECE_BLOCKS: u32 = 256;
-/// Then so many pieces are on their way or there.
+/// Then this many pieces are on their way or there.
 const PIECES: usize = 4;
 
 /// Reads of one log that go forward, mostly.
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         self.ahead == PIECE_BLOCKS
     }
 
-    /// So many 4 KiB blocks from a place in a segment on.
+    /// This many 4 KiB blocks from a place in a segment on.
     ///
     /// # Errors
     /// [`StoreError::Unreadable`].

@@ -107,7 +107,7 @@ pub(crate) struct Scanner<'a> {
     pub(crate) planted: Planted,
 }
 
-/// Units of so many 4 KiB blocks are small.
+/// Units of this many 4 KiB blocks are small.
 const SMALL_UNIT_BLOCKS: u32 = 16;
 /// How many segments are looked at at a time.
 const LOOKS_IN_FLIGHT: usize = 64;

@@ -39,13 +39,13 @@ pub struct SuspectBlocks {
     pub runs: Vec<(Lba, u64)>,
     /// How many there are altogether.
     pub blocks: u64,
-    /// Of so many.
+    /// Of this many.
     pub blocks_total: u64,
 }
 
 impl DamageReport {
     /// What of the log of the store in `dir`, which must not be open, cannot be read, and which blocks may be missing or old in a read-only
-    /// opening; at most so many runs of them for each view. Changes nothing.
+    /// opening; at most this many runs of them for each view. Changes nothing.
     ///
     /// # Errors
     /// [`StoreError`] if so much is lost that it cannot be opened read-only either.

@@ -15,7 +15,6 @@ use crate::catalogue::NodeId;
 use crate::holes::Hole;
 use crate::map::{BlockMap, Table};
 use crate::segments::Segments;
-use crate::steps;
 
 /// The cost of a slice besides its blocks, counted in blocks: it looks at chunks of the index that have none.
 const SLICE_COST: u64 = 256;
@@ -141,7 +140,6 @@ impl Hiding {
             }
             stays
         });
-        steps::count(seen);
         covered.at = until;
         self.left_in_poll = self.left_in_poll.saturating_sub(seen + SLICE_COST);
         if until >= end {

@@ -412,7 +412,7 @@ pub(super) fn slice_pieces(pieces: &[Buffer], from: usize, to: usize, out: &mut 
     }
 }
 
-/// How many of the volume's blocks always go into a unit of so many 4 KiB blocks.
+/// How many of the volume's blocks always go into a unit of this many 4 KiB blocks.
 fn unit_holds(layout: &Layout, unit_blocks: u32) -> u32 {
     let items_max = (RECORD_BLOCK - unit::UNIT_HEADER - unit::ENTRY_HEADER) as u32 / layout.item_bytes;
     let takes = |count: u32| count.div_ceil(items_max) + (count * layout.block_bytes).div_ceil(RECORD_BLOCK as u32);

@@ -55,7 +55,7 @@ pub(crate) struct CopyArgs {
     /// whether it was written to meanwhile: copy a snapshot, or say --verify.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Note it after so many bytes, or five seconds.
+    /// Note it after this many bytes, or five seconds.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size, requires = "resume")]
     resume_every: u64,
     /// No progress bar.

@@ -137,10 +137,16 @@ fn erase_closed(args: &EraseArgs, volume: &Volume, bar: &ProgressBar) -> Result<
 
 /// The keys go first, by the key server's word alone: a target may be away, stolen, or hostile, and does not say whose keys they are.
 fn destroy_keys(args: &EraseArgs, url: &VolumeUrl) -> Result<()> {
-    if !args.crypto || !args.access.key_server.is_given() {
+    let missing = match (args.crypto, args.access.key_server.is_given()) {
+        (true, true) => None,
+        (true, false) => Some("--key-server"),
+        (false, true) => Some("--crypto"),
+        (false, false) => Some("--crypto and --key-server"),
+    };
+    if let Some(missing) = missing {
         bail!(
-            "by URL only keys at a key server can be destroyed: add --crypto and --key-server; to overwrite a volume, on the target's \
-             machine: strongroom volume erase {} --yes",
+            "by URL only keys at a key server can be destroyed: add {missing}; to overwrite a volume, on the target's machine: strongroom \
+             volume erase {} --yes",
             url.file_name()
         );
     }

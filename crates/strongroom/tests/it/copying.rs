@@ -187,7 +187,7 @@ fn a_cryptographic_erase_leaves_another_key_and_nothing_else() {
     server.stop();
 }
 
-/// A way to the target that lets so many bytes pass towards it, and then holds everything back.
+/// A way to the target that lets this many bytes pass towards it, and then holds everything back.
 struct Way {
     port: u16,
     left: Arc<AtomicI64>,

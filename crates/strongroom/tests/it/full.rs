@@ -65,7 +65,7 @@ impl Drop for Cleanup<'_> {
     }
 }
 
-/// Writes files of a MiB until that fails or there are so many; how many there are.
+/// Writes files of a MiB until that fails or there are this many; how many there are.
 fn fill(mounted: &str, name: &str, most: usize) -> usize {
     let piece = crate::stage::noise(7, 1 << 20);
     for at in 0..most {

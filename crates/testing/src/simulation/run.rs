@@ -279,7 +279,7 @@ impl Run {
         self.seen.ios = self.disk.ios();
     }
 
-    /// A short history, cut off after so many I/Os; false if it ended before that.
+    /// A short history, cut off after this many I/Os; false if it ended before that.
     pub(super) fn cut_off_at(&mut self, ios: u64) -> bool {
         let mut requests = self.random.fork();
         self.disk.cut_off_after(ios);

@@ -44,7 +44,7 @@ struct Outcome {
 /// How a request without data is answered.
 #[derive(Debug)]
 pub(crate) enum PartsReply {
-    /// A write of so many bytes.
+    /// A write of this many bytes.
     Write(ReplyWrite, u32),
     /// Anything else.
     Empty(ReplyEmpty),

@@ -11,7 +11,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 pub(super) struct UnderWay {
     commands: VecDeque<(Instant, u64)>,
     bytes: u64,
-    /// So many, the first ones, are overdue, and their bytes.
+    /// This many, the first ones, are overdue, and their bytes.
     overdue: (usize, u64),
     looked_at: Option<Instant>,
     /// What more could have been overdue at that look, in bytes, as far as the pace goes.
@@ -33,7 +33,7 @@ impl UnderWay {
         self.bytes += bytes;
     }
 
-    /// One of so many bytes that was sent then is under way no more.
+    /// One of this many bytes that was sent then is under way no more.
     pub(super) fn remove(&mut self, at: Instant, bytes: u64) {
         let from = self.commands.partition_point(|(sent, _)| *sent < at);
         let after = self.commands.range(from..).position(|command| *command == (at, bytes));

@@ -45,7 +45,7 @@ pub(crate) struct ResealArgs {
     /// With --to, from custody keyserver: when all is done destroy the old keys, for copies and backups too (right 'administer').
     #[arg(long)]
     pub(super) destroy_old_keys: bool,
-    /// With --to: note how far it is after so many bytes, or five seconds.
+    /// With --to: note how far it is after this many bytes, or five seconds.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     pub(super) state_every: u64,
     /// With --to on the target's machine: the cipher of the new seals [default: the one that it has].
