@@ -2,8 +2,9 @@
 
 #![allow(unsafe_code)] // One aligned allocation: std's Vec cannot ask for an alignment.
 
+mod free_lists;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
@@ -14,79 +15,8 @@ use bytes::Bytes;
 /// Alignment of every buffer, in bytes: what direct I/O wants on any medium we know.
 pub const BUFFER_ALIGN: usize = 4096;
 
-/// Lengths of which freed memory is kept for the next buffer of the same length: asking the system for large memory, and
-/// for cleared memory, costs more than most of what is done with it.
-const KEPT_LEN: std::ops::RangeInclusive<usize> = 4096..=8 << 20;
 /// Up to this length, clearing kept memory is cheaper than page faults on fresh memory.
 const CLEARED_LEN_MAX: usize = 1 << 20;
-/// From this length on memory is kept apart: so that many small buffers do not take the place of the few large ones, which cost
-/// most to allocate again.
-const LARGE_LEN: usize = 1 << 20;
-/// Upper bound on what one thread keeps of each, in bytes.
-const KEPT_BYTES_MAX: usize = 16 << 20;
-/// Upper bound on the lengths of each that one thread keeps apart.
-const KEPT_LENGTHS_MAX: usize = 8;
-
-/// Freed memory of one thread, by length.
-struct FreeLists {
-    lengths: Vec<(usize, Vec<NonNull<u8>>)>,
-    bytes: usize,
-}
-
-thread_local! {
-    static KEPT: RefCell<[FreeLists; 2]> =
-        const { RefCell::new([FreeLists { lengths: Vec::new(), bytes: 0 }, FreeLists { lengths: Vec::new(), bytes: 0 }]) };
-}
-
-/// Whether small buffers or large ones.
-fn kind_of(len_bytes: usize) -> usize {
-    usize::from(len_bytes >= LARGE_LEN)
-}
-
-impl FreeLists {
-    fn take(&mut self, len_bytes: usize) -> Option<NonNull<u8>> {
-        let (_, free) = self.lengths.iter_mut().find(|(len, _)| *len == len_bytes)?;
-        let pointer = free.pop()?;
-        self.bytes -= len_bytes;
-        Some(pointer)
-    }
-
-    /// Keeps memory; false if there is enough of it.
-    fn keep(&mut self, len_bytes: usize, pointer: NonNull<u8>) -> bool {
-        if self.bytes + len_bytes > KEPT_BYTES_MAX {
-            return false;
-        }
-        let at = match self.lengths.iter().position(|(len, _)| *len == len_bytes) {
-            Some(at) => at,
-            None if self.lengths.len() < KEPT_LENGTHS_MAX => {
-                self.lengths.push((len_bytes, Vec::new()));
-                self.lengths.len() - 1
-            }
-            // A length of which there is nothing left makes room.
-            None => match self.lengths.iter().position(|(_, free)| free.is_empty()) {
-                Some(at) => {
-                    self.lengths[at].0 = len_bytes;
-                    at
-                }
-                None => return false,
-            },
-        };
-        self.lengths[at].1.push(pointer);
-        self.bytes += len_bytes;
-        true
-    }
-}
-
-impl Drop for FreeLists {
-    fn drop(&mut self) {
-        for (len_bytes, free) in self.lengths.drain(..) {
-            for pointer in free {
-                // SAFETY: allocated by `BufferMut` with this very layout, and not shared.
-                unsafe { dealloc(pointer.as_ptr(), BufferMut::layout(len_bytes)) }
-            }
-        }
-    }
-}
 
 /// Unique, writable, aligned memory. Freeze it into a [`Buffer`] to share it.
 pub struct BufferMut {
@@ -124,14 +54,9 @@ impl BufferMut {
         Self::kept(len_bytes).unwrap_or_else(|| Self::zeroed(len_bytes))
     }
 
-    /// Memory that this thread kept.
+    /// Memory that was freed before.
     fn kept(len_bytes: usize) -> Option<BufferMut> {
-        if !KEPT_LEN.contains(&len_bytes) {
-            return None;
-        }
-        // Not while the thread ends and has let go of what it kept.
-        let pointer = KEPT.try_with(|kept| kept.borrow_mut()[kind_of(len_bytes)].take(len_bytes)).ok()??;
-        Some(BufferMut { pointer, len_bytes })
+        free_lists::take(len_bytes).map(|pointer| BufferMut { pointer, len_bytes })
     }
 
     /// A copy of `bytes`.
@@ -153,11 +78,7 @@ impl BufferMut {
 
 impl Drop for BufferMut {
     fn drop(&mut self) {
-        let keep = || {
-            let keep = |kept: &mut [FreeLists; 2]| kept[kind_of(self.len_bytes)].keep(self.len_bytes, self.pointer);
-            KEPT.try_with(|kept| keep(&mut kept.borrow_mut())).unwrap_or(false)
-        };
-        if KEPT_LEN.contains(&self.len_bytes) && keep() {
+        if free_lists::keep(self.len_bytes, self.pointer) {
             return;
         }
         if self.len_bytes > 0 {
@@ -277,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_memory_is_used_again_within_bounds() {
+    fn freed_memory_is_used_again() {
         let first = BufferMut::copy_from(&[7; 4096]);
         let at = first.as_ptr();
         drop(first);
@@ -286,23 +207,6 @@ mod tests {
         assert!(again.iter().all(|&byte| byte == 7), "as it was left");
         drop(again);
         assert!(BufferMut::zeroed(4096).iter().all(|&byte| byte == 0), "zeroed means zeroed");
-        let other = std::thread::spawn(|| BufferMut::copy_from(&[8; 8192])).join().unwrap();
-        drop(other);
-        drop((0..100).map(|_| BufferMut::zeroed(1 << 20)).collect::<Vec<_>>());
-        drop((1..40).map(|at| BufferMut::zeroed(at * 4096)).collect::<Vec<_>>());
-        KEPT.with_borrow(|kept| {
-            for kept in kept {
-                let bytes: usize = kept.lengths.iter().map(|(len, free)| len * free.len()).sum();
-                assert_eq!(kept.bytes, bytes);
-                assert!(bytes <= KEPT_BYTES_MAX && kept.lengths.len() <= KEPT_LENGTHS_MAX);
-            }
-        });
-        // Small ones, however many, leave the large ones their place.
-        drop((0..KEPT_BYTES_MAX / 4096 + 1).map(|_| BufferMut::copy_from(&[1; 4096])).collect::<Vec<_>>());
-        let large = BufferMut::zeroed(3 << 20);
-        let at = large.as_ptr();
-        drop(large);
-        assert_eq!(BufferMut::to_fill(3 << 20).as_ptr(), at);
         assert!(BufferMut::to_fill(0).is_empty());
     }
 
