@@ -105,5 +105,6 @@ fi
 
 if [ "${1:-}" = "--checks" ] && ! command -v cargo-deny >/dev/null 2>&1; then
   say "building cargo-deny $CARGO_DENY_VERSION (a few minutes, once)"
-  cargo install --quiet --locked "cargo-deny@$CARGO_DENY_VERSION"
+  # Unoptimised: it runs for a second, and its release profile takes several times as long to build.
+  cargo install --debug --quiet --locked "cargo-deny@$CARGO_DENY_VERSION"
 fi

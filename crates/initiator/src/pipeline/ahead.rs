@@ -12,8 +12,9 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
+use rustc_hash::FxHashMap;
 use strongroom_block::{BufferMut, Lba, Token};
 
 /// Streams that are followed at once; the one that rested longest makes way.
@@ -110,7 +111,7 @@ pub(crate) struct ReadAhead {
     streams: Vec<Stream>,
     waiting: Vec<Read>,
     /// Writes that have not ended: from, to.
-    writes: HashMap<Token, (u64, u64)>,
+    writes: FxHashMap<Token, (u64, u64)>,
     next_id: u64,
     clock: u64,
 }
@@ -124,7 +125,7 @@ impl ReadAhead {
             bytes_max: FETCH_BYTES_MAX,
             streams: Vec::new(),
             waiting: Vec::new(),
-            writes: HashMap::new(),
+            writes: FxHashMap::default(),
             next_id: 0,
             clock: 0,
         }

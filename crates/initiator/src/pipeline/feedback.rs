@@ -3,9 +3,9 @@
 //! Kept off the hot path and bounded on every side: a set of what was told already, batches of pairs, one message in flight,
 //! a pause between messages. All of it may be lost; it only costs the target space for a while.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use strongroom_block::{Lba, StoreSequence};
 
 /// Pairs in one message.
@@ -20,8 +20,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Versions that opened and were not told yet.
 #[derive(Debug, Default)]
 pub(crate) struct VerifiedFeedback {
-    waiting: HashMap<Lba, StoreSequence>,
-    told: HashMap<Lba, StoreSequence>,
+    waiting: FxHashMap<Lba, StoreSequence>,
+    told: FxHashMap<Lba, StoreSequence>,
     due: Option<Instant>,
     in_flight: bool,
 }

@@ -6,9 +6,9 @@
 
 mod lease;
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use strongroom_block::{Buffer, Custody};
 use strongroom_net::StreamId;
 use strongroom_scsi::transport::initiator::{Completed, DataIn, Event, Session, SubmitError, TaskId};
@@ -70,7 +70,7 @@ pub(crate) struct Nexus<T> {
     probe: Option<Dialog<Probe>>,
     /// What is being said about the writer lease.
     lease: Option<Dialog<LeaseTalk>>,
-    tasks: HashMap<TaskId, Task>,
+    tasks: FxHashMap<TaskId, Task>,
     /// Until the unit has answered.
     deadline: Option<Instant>,
     connect_timeout: Duration,
@@ -85,7 +85,7 @@ impl<T: SessionTransport> Nexus<T> {
             transport: T::new(options, wire),
             probe: None,
             lease: None,
-            tasks: HashMap::new(),
+            tasks: FxHashMap::default(),
             deadline: Some(now + options.timeouts.connect),
             connect_timeout: options.timeouts.connect,
             is_open: false,

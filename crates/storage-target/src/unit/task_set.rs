@@ -1,8 +1,7 @@
 //! The task set of a unit (SAM-5): which operation of the store belongs to which task, what is answered when a task ends, and responses that wait
 //! until other tasks have ended. What the commands do is not here.
 
-use std::collections::{HashMap, HashSet};
-
+use rustc_hash::{FxHashMap, FxHashSet};
 use strongroom_block::Token;
 use strongroom_scsi::transport::target::{Response, TaskId};
 
@@ -41,13 +40,13 @@ pub(super) struct RunningCommand {
 struct DelayedResponse {
     task: TaskKey,
     response: Response,
-    waits_for: HashSet<TaskKey>,
+    waits_for: FxHashSet<TaskKey>,
 }
 
 /// The running commands of a unit. Tokens name operations of its store.
 #[derive(Default)]
 pub(super) struct TaskSet {
-    running: HashMap<Token, RunningCommand>,
+    running: FxHashMap<Token, RunningCommand>,
     delayed: Vec<DelayedResponse>,
     last_token: u64,
 }
@@ -123,11 +122,11 @@ impl TaskSet {
 
     /// Answers a task at the next poll.
     pub(super) fn answer_later(&mut self, task: TaskKey, response: Response) {
-        self.delay(task, response, HashSet::new());
+        self.delay(task, response, FxHashSet::default());
     }
 
     /// Answers a task when other tasks have ended.
-    pub(super) fn delay(&mut self, task: TaskKey, response: Response, waits_for: HashSet<TaskKey>) {
+    pub(super) fn delay(&mut self, task: TaskKey, response: Response, waits_for: FxHashSet<TaskKey>) {
         self.delayed.push(DelayedResponse { task, response, waits_for });
     }
 
@@ -136,7 +135,7 @@ impl TaskSet {
         if self.delayed.is_empty() {
             return Vec::new();
         }
-        let running: HashSet<TaskKey> = self.running.values().map(|running| running.task).collect();
+        let running: FxHashSet<TaskKey> = self.running.values().map(|running| running.task).collect();
         let is_ready = |delayed: &mut DelayedResponse| {
             delayed.waits_for.retain(|task| running.contains(task));
             delayed.waits_for.is_empty()

@@ -1,7 +1,8 @@
 //! The connections of a worker: found by key or by stream, driven in the order in which they became ready, evicted oldest first.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
+use rustc_hash::FxHashMap;
 use strongroom_net::StreamId;
 
 use super::connection::{Connection, ConnectionKey};
@@ -12,8 +13,8 @@ use crate::unit::SessionKey;
 /// A connection that is being driven is checked out: it is not in the table meanwhile.
 #[derive(Default)]
 pub(super) struct Connections {
-    table: HashMap<ConnectionKey, Box<Connection>>,
-    by_stream: HashMap<StreamId, ConnectionKey>,
+    table: FxHashMap<ConnectionKey, Box<Connection>>,
+    by_stream: FxHashMap<StreamId, ConnectionKey>,
     ready: VecDeque<ConnectionKey>,
     /// Unauthenticated connections without a session, the oldest first.
     arrivals: BTreeSet<ConnectionKey>,

@@ -3,12 +3,12 @@
 //! Around it the simulation does what takes sockets and threads: it decrypts PDUs, drives logins, opens and closes stores, and carries
 //! messages and connections from one worker to another.
 
-use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashSet;
 use strongroom_channel::Scheme;
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::CloseReason;
@@ -44,7 +44,7 @@ pub struct RoutedWorker {
     counters: Arc<Counters>,
     output: UnitOutput,
     /// Tasks that no session has asked for.
-    own_tasks: HashSet<(SessionKey, TaskId)>,
+    own_tasks: FxHashSet<(SessionKey, TaskId)>,
     exchanges_responses: bool,
 }
 
@@ -137,7 +137,7 @@ impl RoutedWorker {
                 budget: Arc::clone(&budget),
                 counters: Arc::clone(&counters),
                 output: UnitOutput::default(),
-                own_tasks: HashSet::new(),
+                own_tasks: FxHashSet::default(),
                 exchanges_responses: false,
             }
         };

@@ -1,7 +1,8 @@
 //! What the commands of a session hold: memory of the budget and places in the store's queue. Commands wait here until both are free.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
+use rustc_hash::FxHashMap;
 use strongroom_iscsi::target::{Command, Direction, TASKS_MAX, TaskId};
 use strongroom_scsi::opcode;
 
@@ -26,7 +27,7 @@ pub(super) struct SessionCommands {
     /// Commands that wait until reads before them have been sent, or the session has less in the store's queue.
     waiting: VecDeque<Command>,
     /// Reads that the store executes, with the bytes that they may bring.
-    reading: HashMap<TaskId, u64>,
+    reading: FxHashMap<TaskId, u64>,
     reading_bytes: u64,
     /// What the session has in the store's queue.
     share: Share,
@@ -35,7 +36,7 @@ pub(super) struct SessionCommands {
 
 impl SessionCommands {
     pub(super) fn new(share: Share, memory: Charge) -> SessionCommands {
-        SessionCommands { waiting: VecDeque::new(), reading: HashMap::new(), reading_bytes: 0, share, memory }
+        SessionCommands { waiting: VecDeque::new(), reading: FxHashMap::default(), reading_bytes: 0, share, memory }
     }
 
     /// How many commands wait.

@@ -1,15 +1,16 @@
 //! The sessions of a worker: found by key, driven in the order in which they became ready.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use super::session::Session;
 use crate::connection_slots::{SlotKind, SlotNeed};
 use crate::unit::SessionKey;
+use rustc_hash::FxHashMap;
 
 /// A session that is being driven is checked out: it is not in the table meanwhile.
 #[derive(Default)]
 pub(super) struct Sessions {
-    table: HashMap<SessionKey, Box<Session>>,
+    table: FxHashMap<SessionKey, Box<Session>>,
     ready: VecDeque<SessionKey>,
     /// Unauthenticated discovery sessions, the oldest first.
     discoveries: BTreeSet<SessionKey>,

@@ -22,7 +22,7 @@ use crate::unit::UnitBuilder;
 /// Upper bound on the bytes that are copied in one poll while nobody waits for space.
 const COPIED_PER_POLL_BYTES: u64 = 1 << 20;
 /// The same while a write waits for space. The waker asks for the next poll.
-const COPIED_PER_URGENT_POLL_BYTES: u64 = 16 << 20;
+const COPIED_PER_URGENT_POLL_BYTES: u64 = 4 << 20;
 /// Upper bound on one unit of copies, in 4 KiB blocks: what a write may have to wait for.
 const COPY_UNIT_BLOCKS: u32 = (256 << 10) / RECORD_BLOCK as u32;
 /// Units of copies in flight at a time.

@@ -11,7 +11,7 @@ use crate::segments::Segments;
 use crate::unit::{UnitBuilder, VERIFIED_PAIR};
 
 /// Retained versions looked at for eviction at once.
-const EVICTED_PER_SLICE: usize = 4096;
+const EVICTED_PER_SLICE: usize = 1024;
 /// Upper bound on feedback that is not in the log yet; the oldest is dropped, which costs only space.
 const FEEDBACK_MAX: usize = 65536;
 
