@@ -1,7 +1,9 @@
 //! The task set of a unit (SAM-5): which operation of the store belongs to which task, what is answered when a task ends, and responses that wait
 //! until other tasks have ended. What the commands do is not here.
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::HashSet;
+
+use rustc_hash::FxHashMap;
 use strongroom_block::Token;
 use strongroom_scsi::transport::target::{Response, TaskId};
 
@@ -40,7 +42,7 @@ pub(super) struct RunningCommand {
 struct DelayedResponse {
     task: TaskKey,
     response: Response,
-    waits_for: FxHashSet<TaskKey>,
+    waits_for: HashSet<TaskKey>,
 }
 
 /// The running commands of a unit. Tokens name operations of its store.
@@ -122,11 +124,11 @@ impl TaskSet {
 
     /// Answers a task at the next poll.
     pub(super) fn answer_later(&mut self, task: TaskKey, response: Response) {
-        self.delay(task, response, FxHashSet::default());
+        self.delay(task, response, HashSet::new());
     }
 
     /// Answers a task when other tasks have ended.
-    pub(super) fn delay(&mut self, task: TaskKey, response: Response, waits_for: FxHashSet<TaskKey>) {
+    pub(super) fn delay(&mut self, task: TaskKey, response: Response, waits_for: HashSet<TaskKey>) {
         self.delayed.push(DelayedResponse { task, response, waits_for });
     }
 
@@ -135,7 +137,7 @@ impl TaskSet {
         if self.delayed.is_empty() {
             return Vec::new();
         }
-        let running: FxHashSet<TaskKey> = self.running.values().map(|running| running.task).collect();
+        let running: HashSet<TaskKey> = self.running.values().map(|running| running.task).collect();
         let is_ready = |delayed: &mut DelayedResponse| {
             delayed.waits_for.retain(|task| running.contains(task));
             delayed.waits_for.is_empty()

@@ -1,10 +1,10 @@
 //! A unit that is being served, and what its worker schedules for it: polls, idle work, scrubbing, verification, closing.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashSet;
 use strongroom_iscsi::target::{ManagementId, TaskId};
 use strongroom_store::Admission;
 
@@ -85,7 +85,7 @@ pub(super) struct StoreMemory {
 pub(super) struct PendingManagement {
     pub(super) session: SessionKey,
     pub(super) id: ManagementId,
-    pub(super) waiting: FxHashSet<(SessionKey, TaskId)>,
+    pub(super) waiting: HashSet<(SessionKey, TaskId)>,
     pub(super) closes: bool,
 }
 

@@ -493,11 +493,13 @@ fn check_command(history: &History, look: &Look, number: u64, register: usize) -
         // What lies there must not be older for sure.
         let may_be_newer = |one: &Operation| one.returned.is_none_or(|at| at > part.invoked);
         let is_it = |one: &&Operation| one.register == part.register && one.action == Action::Write(instead);
-        // Its replay after an earlier crash left this block out if something newer was written there, which this crash may have taken.
+        // Its replay after an earlier crash left this block out if something newer was written there, which this crash may have taken, or
+        // to the other half of the block: then the next flush fails (docs/iscsi.md, REPLAY LOST).
         let is_replayed = history.crashes.iter().any(|crash| (part.invoked..*at).contains(crash));
         let hides = |one: &&Operation| {
             let is_write = matches!(one.action, Action::Write(_)) && one.action != written;
-            one.register == part.register && is_write && one.invoked < *at && may_be_newer(one)
+            let is_in_block = history.beside(part.register).contains(&one.register);
+            is_in_block && is_write && one.invoked < *at && may_be_newer(one)
         };
         if is_replayed && in_view().any(|one| hides(&one)) {
             continue;

@@ -228,6 +228,26 @@ fn a_command_whose_replay_was_superseded_in_part_may_lose_that_part() {
     assert!(judge(None).is_err());
 }
 
+/// Blocks of two registers each. The crash took a command, somebody wrote half of its second block, and its replay left that block out.
+/// Seed 100328 of Halves once took that for a torn command.
+#[test]
+fn a_command_whose_replay_found_half_a_block_newer_may_lose_that_block() {
+    let part = |register, number, invoked, returned| Operation { register, ..write(1, number, invoked, returned) };
+    let judge = |half: Option<Operation>| {
+        let mut operations: Vec<Operation> = (0..4).map(|register| part(register, 1, 1, 2)).collect();
+        operations.extend(half);
+        let of_half = if half.is_some() { W(2) } else { Z };
+        let found = [W(1), W(1), Z, of_half].map(Some).to_vec();
+        let looks = vec![Look { view: 0, at: 9, found }];
+        check(&History { operations, looks, crashes: vec![3, 9], has_halves: true, ..History::default() })
+    };
+    let half = Operation { initiator: 2, ..part(3, 2, 5, 6) };
+    judge(Some(half)).unwrap();
+    judge(None).unwrap_err();
+    // Written before the command.
+    judge(Some(Operation { invoked: 0, returned: Some(0), ..half })).unwrap_err();
+}
+
 #[test]
 fn zeros_may_be_from_any_discard() {
     let discard = operation(1, Action::Write(Z), 3, 4);
