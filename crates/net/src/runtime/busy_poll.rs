@@ -81,18 +81,8 @@ pub struct PollCounters {
     pub misses: u64,
     /// Looks that ended early, because another thread wanted the processor.
     pub contended: u64,
-}
-
-impl PollCounters {
-    /// What was counted since `before`.
-    pub fn since(&self, before: &PollCounters) -> PollCounters {
-        PollCounters {
-            polls: self.polls - before.polls,
-            hits: self.hits - before.hits,
-            misses: self.misses - before.misses,
-            contended: self.contended - before.contended,
-        }
-    }
+    /// Time spent looking.
+    pub spent: Duration,
 }
 
 /// A wait counts at most this many thresholds, so that one pause does not hide the short waits behind it for long.
@@ -220,13 +210,14 @@ impl BusyPoller {
                 break if is_there() { Look::Hit } else { Look::Contended };
             }
         };
-        self.count(outcome);
+        self.count(outcome, begun.elapsed());
         outcome
     }
 
-    fn count(&mut self, outcome: Look) {
+    fn count(&mut self, outcome: Look, spent: Duration) {
         let Some(estimator) = &mut self.estimator else { return };
         self.counters.polls += 1;
+        self.counters.spent += spent;
         match outcome {
             Look::Hit => {
                 self.counters.hits += 1;
