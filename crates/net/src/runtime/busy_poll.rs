@@ -177,12 +177,15 @@ impl BusyPoller {
         estimator.look()
     }
 
-    /// A wait is over, with something to do (`has_found`) or without. A short one without anything goes on with the next [`BusyPoller::begin`].
+    /// The thread goes on, with something to do (`has_found`) or without: then the same wait goes on with the next [`BusyPoller::begin`], and
+    /// counts as a long one as often as that happens after the threshold.
     pub fn end(&mut self, has_found: bool) {
         let (Some(estimator), Some(since)) = (&mut self.estimator, self.waiting_since) else { return };
         let lasted = since.elapsed();
         if has_found || lasted >= estimator.threshold {
             estimator.waited(lasted);
+        }
+        if has_found {
             self.waiting_since = None;
         }
     }
@@ -231,3 +234,6 @@ impl BusyPoller {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

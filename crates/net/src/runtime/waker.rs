@@ -113,3 +113,40 @@ impl fmt::Debug for Waker {
         f.write_str("Waker")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_signalled(waker: &Waker) -> bool {
+        let mut fds = [PollFd::new(&waker.0.eventfd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    }
+
+    #[test]
+    fn the_eventfd_is_for_those_who_sleep() {
+        let waker = Waker::new().unwrap();
+        waker.wake();
+        waker.wake();
+        assert!(!is_signalled(&waker), "awake: a flag does");
+        assert!(!waker.fall_asleep(), "it must be told first");
+        assert!(waker.take_notice() && !waker.take_notice(), "told once");
+        assert!(waker.fall_asleep());
+        waker.wake();
+        assert!(is_signalled(&waker) && !waker.take_notice());
+        waker.rise();
+        waker.wake();
+        assert!(!waker.take_notice(), "the eventfd tells of it");
+        waker.drain();
+        waker.acknowledge();
+        assert!(!is_signalled(&waker), "written once");
+        waker.wake();
+        assert!(waker.take_notice());
+        assert!(waker.fall_asleep());
+        waker.rise();
+        waker.wake();
+        assert!(!is_signalled(&waker) && waker.take_notice(), "it sleeps no more");
+    }
+}
