@@ -128,3 +128,62 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn device_error(kind: DeviceErrorKind, lba: Option<Lba>, message: impl Into<String>) -> DeviceError {
     DeviceError { kind, lba, message: message.into() }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Proves that a consumer which looks for completions gets each of them, sleeping or not, and keeps time.
+
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use strongroom_block::Token;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn no_completion_is_slept_through() {
+        // About as long as the pauses, so that some arrive while it looks, some while it sleeps, and some in between.
+        let queue = Arc::new(CompletionQueue::new(BusyPoll::UpTo(Duration::from_micros(150))));
+        let (taken, answers) = channel();
+        let producer = {
+            let queue = Arc::clone(&queue);
+            std::thread::spawn(move || {
+                for round in 0..3000_u64 {
+                    let begun = Instant::now();
+                    while begun.elapsed() < Duration::from_micros(round * 7 % 300) {
+                        std::hint::spin_loop();
+                    }
+                    queue.push(Completion { token: Token(round), result: Ok(None) });
+                    answers.recv_timeout(PATIENCE).expect("nobody takes it");
+                }
+            })
+        };
+        let mut completions = Vec::new();
+        for round in 0..3000 {
+            assert!(queue.wait(Some(PATIENCE)), "slept through a completion");
+            assert_eq!(queue.poll(&mut completions), 1);
+            assert_eq!(completions.pop().map(|completion| completion.token), Some(Token(round)));
+            taken.send(()).expect("the producer goes on");
+        }
+        producer.join().expect("it ended in order");
+        let PollCounters { polls, hits, misses, contended, .. } = queue.poll_counters();
+        assert!(polls > 0 && polls == hits + misses + contended, "{polls} {hits} {misses} {contended}");
+    }
+
+    #[test]
+    fn a_wait_in_vain_keeps_time() {
+        for busy_poll in [BusyPoll::Off, BusyPoll::UpTo(Duration::from_millis(10))] {
+            let queue = CompletionQueue::new(busy_poll);
+            for round in 0..100 {
+                queue.push(Completion { token: Token(round), result: Ok(None) });
+                assert!(queue.wait(None));
+                queue.poll(&mut Vec::new());
+            }
+            let begun = Instant::now();
+            assert!(!queue.wait(Some(Duration::from_millis(3))));
+            assert!(begun.elapsed() >= Duration::from_millis(3));
+        }
+    }
+}
