@@ -161,7 +161,7 @@ pub struct SessionArgs {
     /// lost [default: 2 with several connections, 1 with digests, else 0].
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=2))]
     pub(crate) recovery_level: Option<u8>,
-    /// Look for completions for a short while before threads sleep: `off`, `auto` (while the expected wait is below 100 microseconds), or the
+    /// Look for completions for a short while before threads sleep: `off`, `auto` (while the expected wait is below 200 microseconds), or the
     /// longest expected wait in microseconds. Saves wake-ups where few requests are in flight; costs processor time meanwhile.
     #[arg(long, value_name = "WAIT", env = "STRONGROOM_BUSY_POLL", default_value_t)]
     pub busy_poll: BusyPoll,

@@ -23,7 +23,7 @@ pub enum BusyPoll {
 impl BusyPoll {
     /// The threshold of [`BusyPoll::Auto`]: above what a wait takes at queue depth 1 when both ends sleep (docs/performance.md), so that polling
     /// begins, and short enough that a look in vain costs no more than a few sleeps.
-    pub const AUTO: Duration = Duration::from_micros(100);
+    pub const AUTO: Duration = Duration::from_micros(200);
 
     /// The longest threshold that can be set: a longer look is no busy poll but a busy thread.
     pub const MAX: Duration = Duration::from_millis(10);

@@ -85,7 +85,7 @@ struct WorkerArgs {
     /// What lies beneath them.
     #[arg(long)]
     runtime: Option<RuntimeArg>,
-    /// Have them look for work for a short while before they sleep: `off`, `auto` (while the expected wait is below 100 microseconds), or
+    /// Have them look for work for a short while before they sleep: `off`, `auto` (while the expected wait is below 200 microseconds), or
     /// the longest expected wait in microseconds. Saves the wake-up of each I/O where few are in flight; costs a processor meanwhile.
     #[arg(long, value_name = "WAIT", env = "STRONGROOM_BUSY_POLL")]
     busy_poll: Option<BusyPoll>,
