@@ -131,7 +131,7 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
         return Err(AttachError::Options(problem.into()));
     }
     let waker = Waker::new().map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
-    let intake = Arc::new(Intake::new(waker.clone(), options.limits, options.pipeline));
+    let intake = Arc::new(Intake::new(waker.clone(), options.limits, options.pipeline, options.busy_poll));
     let status = Arc::new(Mutex::new(ConnectionStatus::default()));
     let (first, attached) = sync_channel(1);
     let thread = {
@@ -208,7 +208,8 @@ impl RemoteDevice {
 
     /// How the connection is doing.
     pub fn status(&self) -> ConnectionStatus {
-        lock(&self.status).clone()
+        let status = lock(&self.status).clone();
+        ConnectionStatus { busy_poll_completions: self.intake.completions.poll_counters(), ..status }
     }
 
     /// Users' writes and flushes that failed since it was attached.

@@ -109,6 +109,7 @@ pub use pipeline::unit::{SealedUnit, UnitDescription};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;
+pub use strongroom_net::{BusyPoll, PollCounters};
 pub use strongroom_scsi::vendor::lease::{LeaseMode, Standing, Writer, WriterRole};
 /// The initiator as a machine without sockets, threads and clock, for simulations.
 #[doc(hidden)]

@@ -10,6 +10,7 @@ use strongroom_channel::{ChannelLimits, Scheme};
 use strongroom_handshake::{NodeKey, PublicKey};
 
 use strongroom_iscsi::DigestOffer;
+use strongroom_net::BusyPoll;
 
 use crate::chap::ChapAccount;
 use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, LeaseOptions, Pipeline, VolumeUrl};
@@ -39,6 +40,8 @@ pub struct AttachOptions {
     /// change: what another initiator writes in between is not seen, which a block device shared by several must not do. A file system
     /// that no cluster shares is alone, a snapshot does not change, and `copy` has its own reads under way.
     pub readahead: bool,
+    /// Whether the device's thread, and whoever waits for completions, look for them for a short while before they sleep.
+    pub busy_poll: BusyPoll,
     /// Limits of the queues.
     pub limits: Limits,
     /// How long to wait for what.
@@ -152,6 +155,7 @@ impl AttachOptions {
             lease: LeaseOptions::default(),
             pipeline,
             readahead: false,
+            busy_poll: BusyPoll::default(),
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             faults: SimulatedFaults::default(),

@@ -300,6 +300,9 @@ fn attach_ours(settings: &AttachSettings) -> Result<Attached, String> {
     if let Some(pipeline) = &settings.pipeline {
         options.pipeline = pipeline.parse().map_err(|error| format!("{error}"))?;
     }
+    if let Some(busy_poll) = &settings.busy_poll {
+        options.busy_poll = busy_poll.parse().map_err(|error| format!("{error}"))?;
+    }
     // What is measured is the depth that was asked for, not a limit of ours.
     let depth = settings.in_flight.max(DEPTH_MAX) as usize;
     options.limits.requests_max = options.limits.requests_max.max(2 * depth);

@@ -66,6 +66,8 @@ pub struct AttachSettings {
     pub connections: u16,
     /// The depth of the pipeline, as on the command line; `auto` if none is given.
     pub pipeline: Option<String>,
+    /// Busy polling, as on the command line; as usual if none is given.
+    pub busy_poll: Option<String>,
     /// I/Os that are offered at once, where that is more than usual.
     pub in_flight: u32,
     /// Bytes of one command at most, if not as usual.

@@ -67,6 +67,8 @@ pub struct Ours {
     stats: PathBuf,
     target_key: String,
     connections: u16,
+    /// How initiators poll, as on the command line; as usual if none is given.
+    busy_poll: Option<String>,
 }
 
 impl Ours {
@@ -122,7 +124,7 @@ impl Ours {
         };
         let initiators = initiators.of_kind(setup.process).in_namespace(options.hosts.initiators.clone());
         let target_key = target_key.trim().to_owned();
-        Ok(Ours { identity, options, initiators, target, address, stats, target_key, connections: 1 })
+        Ok(Ours { identity, options, initiators, target, address, stats, target_key, connections: 1, busy_poll: None })
     }
 
     /// The same under another name in results.
@@ -147,6 +149,13 @@ impl Ours {
     #[must_use]
     pub fn with_connections(mut self, connections: u16) -> Ours {
         self.connections = connections;
+        self
+    }
+
+    /// Initiators poll like that (`--busy-poll`); the target does as its arguments say.
+    #[must_use]
+    pub fn with_busy_poll(mut self, busy_poll: &str) -> Ours {
+        self.busy_poll = Some(busy_poll.to_owned());
         self
     }
 
@@ -181,7 +190,8 @@ impl Ours {
         let file = |name: &str| Some(self.options.directory.join(name));
         let SchemeChoice::Channel(scheme) = self.options.setup.scheme else {
             let url = format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address);
-            return AttachSettings { url, connections: self.connections, ..AttachSettings::default() };
+            let (connections, busy_poll) = (self.connections, self.busy_poll.clone());
+            return AttachSettings { url, connections, busy_poll, ..AttachSettings::default() };
         };
         let setup = self.options.setup;
         let sealing = setup.scheme.sealing();
@@ -200,6 +210,7 @@ impl Ours {
                 authenticate_only: sealing == Some(Mode::AuthenticateOnly),
             },
             connections: self.connections,
+            busy_poll: self.busy_poll.clone(),
             ..AttachSettings::default()
         }
     }

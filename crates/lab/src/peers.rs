@@ -278,6 +278,13 @@ impl OursByStock {
         let volumes = options.block_sizes.iter().map(initiators).collect();
         Ok(OursByStock { identity, volumes, ours })
     }
+
+    /// The same under another name in results.
+    #[must_use]
+    pub fn named(mut self, contender: &str) -> OursByStock {
+        contender.clone_into(&mut self.identity.contender);
+        self
+    }
 }
 
 impl Contender for OursByStock {

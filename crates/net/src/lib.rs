@@ -18,6 +18,7 @@ pub use link::fuzz_link;
 pub use link::{Admission, Link, LinkEnd, LinkEvent, LinkOptions, TransferChannel, Transfers};
 pub use link::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX};
 pub use runtime::{
-    DetachedStream, Event, Flavour, FlavourChoice, Listener, ListenerId, PathInfo, Runtime, RuntimeCounters,
-    RuntimeOptions, SendState, StreamId, StreamOptions, Waker, resolve,
+    BusyPoll, BusyPollError, BusyPoller, DetachedStream, Event, Flavour, FlavourChoice, Listener, ListenerId, Look,
+    PathInfo, PollCounters, Runtime, RuntimeCounters, RuntimeOptions, SendState, StreamId, StreamOptions,
+    WaitEstimator, Waker, resolve,
 };

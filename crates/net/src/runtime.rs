@@ -16,6 +16,7 @@
 //! A runtime stays in the thread that made it. What crosses threads are the [`Waker`], a bound [`Listener`], and a
 //! [`DetachedStream`] that moves a connection to another thread's runtime without losing a byte.
 
+mod busy_poll;
 mod driver;
 mod epoll;
 mod event;
@@ -38,11 +39,12 @@ use std::io;
 use std::marker::PhantomData;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use strongroom_block::Buffer;
 
+pub use self::busy_poll::{BusyPoll, BusyPollError, BusyPoller, Look, PollCounters, WaitEstimator};
 pub use self::event::{Event, ListenerId, RuntimeCounters, SendState, StreamId};
 pub use self::options::{Flavour, FlavourChoice, RuntimeOptions};
 pub use self::path::PathInfo;
@@ -109,6 +111,7 @@ pub struct Runtime {
     /// Early bytes lent by the event told last.
     lent: Vec<u8>,
     failed: Vec<Failed>,
+    poller: BusyPoller,
     /// io_uring insists on one thread; epoll does not mind, and both shall behave alike.
     stays_in_its_thread: PhantomData<*const ()>,
 }
@@ -131,6 +134,7 @@ impl Runtime {
     pub fn with_waker(options: RuntimeOptions, waker: Waker) -> Result<Runtime, NetError> {
         let driver = Driver::new(&options, &waker)?;
         Ok(Runtime {
+            poller: BusyPoller::new(options.busy_poll),
             table: Table::new(options),
             driver,
             waker,
@@ -152,7 +156,7 @@ impl Runtime {
 
     /// What it has done so far.
     pub fn counters(&self) -> RuntimeCounters {
-        self.table.counters
+        RuntimeCounters { busy_poll: self.poller.counters, ..self.table.counters }
     }
 
     /// Streams held now, those that are still handing over their last bytes included.
@@ -318,13 +322,32 @@ impl Runtime {
         }
         self.flush_dirty();
         self.expire();
-        let timeout = self.table.wait_at_most(timeout);
-        self.driver.wait(&mut self.table, &self.waker, timeout, &mut self.failed)?;
+        self.wait(timeout)?;
         for Failed(id, error) in std::mem::take(&mut self.failed) {
             self.fail(id, error);
         }
         self.finish_lingering();
         self.expire();
+        Ok(())
+    }
+
+    /// Waits, where it is worth it by looking for work before it sleeps.
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), NetError> {
+        let Runtime { table, driver, waker, poller, failed, .. } = self;
+        let mut timeout = table.wait_at_most(timeout);
+        if timeout != Some(Duration::ZERO)
+            && let Some(limit) = poller.begin()
+        {
+            let begun = Instant::now();
+            let limit = timeout.map_or(limit, |timeout| timeout.min(limit));
+            if driver.look(table, waker, poller, limit, failed)? {
+                poller.end(true);
+                return Ok(());
+            }
+            timeout = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+        }
+        driver.wait(table, waker, timeout, failed)?;
+        poller.end(!table.pending.is_empty());
         Ok(())
     }
 

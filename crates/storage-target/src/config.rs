@@ -2,6 +2,7 @@
 //!
 //! Reading files (the node key, wrapping keys) is the binary's: this room gets paths and hands them on.
 
+mod busy_poll;
 mod channels;
 mod limits;
 mod portals;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use strongroom_iscsi::DigestOffer;
+use strongroom_net::BusyPoll;
 
 use crate::access::network::Network;
 use crate::error::ConfigError;
@@ -60,6 +62,9 @@ pub struct Config {
     /// What lies beneath the workers.
     #[serde(default)]
     pub runtime: RuntimeKind,
+    /// Whether workers that have nothing to do look for work for a short while before they sleep.
+    #[serde(default, with = "busy_poll")]
+    pub busy_poll: BusyPoll,
     /// Bounds on what initiators can take.
     #[serde(default)]
     pub limits: Limits,
@@ -212,6 +217,7 @@ impl Config {
             workers: None,
             pin_workers: false,
             runtime: RuntimeKind::default(),
+            busy_poll: BusyPoll::default(),
             limits: Limits::default(),
             schemes: channels::schemes_default(),
             suites: channels::suites_default(),
@@ -294,6 +300,7 @@ impl Config {
         keep("workers", self.workers == old.workers);
         keep("pin_workers", self.pin_workers == old.pin_workers);
         keep("runtime", self.runtime == old.runtime);
+        keep("busy_poll", self.busy_poll == old.busy_poll);
         self.root.clone_from(&old.root);
         self.listen.clone_from(&old.listen);
         self.portal_groups.clone_from(&old.portal_groups);
@@ -302,6 +309,7 @@ impl Config {
         self.node_key.clone_from(&old.node_key);
         self.admin_socket.clone_from(&old.admin_socket);
         (self.workers, self.pin_workers, self.runtime) = (old.workers, old.pin_workers, old.runtime);
+        self.busy_poll = old.busy_poll;
         kept
     }
 

@@ -89,6 +89,11 @@ impl IterationClock {
         thread_time().saturating_sub(self.began) >= ITERATION_GOAL
     }
 
+    /// This much of the iteration was no work: looking for some, instead of sleeping.
+    pub(crate) fn except(&mut self, looked: Duration) {
+        self.began += looked;
+    }
+
     /// An iteration is over, and the next one begins.
     pub(crate) fn lap(&mut self, counts: &IterationCounts) {
         let now = thread_time();
@@ -129,5 +134,10 @@ mod tests {
         let mut report = IterationTimes::default();
         counts.add_to(&mut report);
         assert_eq!(report.longer_than(Duration::from_millis(30)), 0, "sleeping takes no CPU time");
+        let begun = thread_time();
+        while thread_time() < begun + Duration::from_millis(5) {}
+        assert!(clock.is_over());
+        clock.except(Duration::from_millis(4));
+        assert!(!clock.is_over(), "looking for work is none");
     }
 }

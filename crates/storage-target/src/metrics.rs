@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use strongroom_block::CryptoCounters;
 
 use crate::iterations::{IterationCounts, IterationTimes};
+use crate::polling::{BusyPollReport, PollCounts};
 use crate::stats::{Counters, Stats};
 
 pub(crate) struct Metrics {
@@ -13,6 +14,8 @@ pub(crate) struct Metrics {
     pub(crate) counters: Arc<Counters>,
     /// By worker.
     pub(crate) iterations: Vec<IterationCounts>,
+    /// By worker.
+    pub(crate) polls: Vec<PollCounts>,
     /// Of channels.
     pub(crate) crypto: Arc<CryptoCounters>,
     /// Of background verification and of opening at the target.
@@ -25,6 +28,7 @@ impl Metrics {
             started: Instant::now(),
             counters: Arc::default(),
             iterations: (0..workers).map(|_| IterationCounts::default()).collect(),
+            polls: (0..workers).map(|_| PollCounts::default()).collect(),
             crypto: Arc::new(CryptoCounters::new()),
             background_crypto: Arc::new(CryptoCounters::new()),
         }
@@ -38,6 +42,9 @@ impl Metrics {
     pub(crate) fn stats(&self, connections: usize) -> Stats {
         let mut iterations = IterationTimes::default();
         self.iterations.iter().for_each(|worker| worker.add_to(&mut iterations));
-        self.counters.snapshot(connections, &self.crypto, &self.background_crypto, iterations)
+        let mut busy_poll = BusyPollReport::default();
+        self.polls.iter().for_each(|worker| worker.add_to(&mut busy_poll));
+        let stats = self.counters.snapshot(connections, &self.crypto, &self.background_crypto, iterations);
+        Stats { busy_poll, ..stats }
     }
 }

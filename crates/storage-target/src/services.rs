@@ -196,6 +196,7 @@ impl TargetServices {
             },
             // The bound on connections is shared by all workers; this one only must not be in its way.
             streams_max: usize::MAX,
+            busy_poll: self.settings().config.busy_poll,
             ..RuntimeOptions::default()
         }
     }

@@ -10,6 +10,7 @@ use strongroom_block::{CryptoBytes, CryptoCounters};
 use strongroom_iscsi::target::Statistics;
 
 use crate::iterations::IterationTimes;
+use crate::polling::BusyPollReport;
 use crate::unit::SessionKey;
 
 /// A moment's picture of a target.
@@ -54,6 +55,9 @@ pub struct Stats {
     /// CPU time of the iterations of the workers' event loops.
     #[serde(default)]
     pub iterations: IterationTimes,
+    /// What busy polling came to in the workers.
+    #[serde(default)]
+    pub busy_poll: BusyPollReport,
 }
 
 /// How [`CryptoBytes`] is written.
@@ -159,6 +163,7 @@ impl Counters {
             crypto: crypto.snapshot(),
             background_crypto: background.snapshot(),
             iterations,
+            busy_poll: BusyPollReport::default(),
         }
     }
 }

@@ -140,6 +140,7 @@ impl Worker {
                 break;
             }
             self.now = Instant::now();
+            clock.except(self.network.looked(&self.services.metrics.polls[self.index]));
             self.take_events(&clock);
             while let Ok(message) = self.mail.inbox.try_recv() {
                 self.take_message(message);

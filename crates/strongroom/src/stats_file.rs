@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use strongroom_block::{CryptoBytes, CryptoCounters};
-use strongroom_initiator::{PipelineStatus, RemoteDevice};
+use strongroom_initiator::{PipelineStatus, PollCounters, RemoteDevice};
 
 /// How often an attachment's counters are written.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
@@ -62,8 +62,35 @@ struct AttachmentStats {
     #[serde(skip_serializing_if = "Option::is_none")]
     keys: Option<Keys>,
     pipeline: PipelineStats,
+    busy_poll: BusyPollStats,
     /// Cryptography of this process, for channels and seals together: sent are `encrypted` and `mac_made`.
     crypto: Crypto,
+}
+
+/// What busy polling came to.
+#[derive(Serialize)]
+struct BusyPollStats {
+    /// In the device's thread, which has the connections.
+    device: PollStats,
+    /// Of whoever waits for completions.
+    completions: PollStats,
+}
+
+/// Looks for work before a thread sleeps.
+#[derive(Serialize)]
+struct PollStats {
+    polls: u64,
+    hits: u64,
+    misses: u64,
+    contended: u64,
+    spent_us: u64,
+}
+
+impl From<PollCounters> for PollStats {
+    fn from(counters: PollCounters) -> PollStats {
+        let PollCounters { polls, hits, misses, contended, spent } = counters;
+        PollStats { polls, hits, misses, contended, spent_us: u64::try_from(spent.as_micros()).unwrap_or(u64::MAX) }
+    }
 }
 
 /// Commands, and what became of those that did not succeed at once.
@@ -167,6 +194,7 @@ fn stats(device: &RemoteDevice, counters: &CryptoCounters) -> AttachmentStats {
             trouble: keys.trouble,
         }),
         pipeline: status.pipeline.into(),
+        busy_poll: BusyPollStats { device: status.busy_poll.into(), completions: status.busy_poll_completions.into() },
         crypto: Crypto {
             encrypted_bytes: encrypted,
             decrypted_bytes: decrypted,

@@ -17,7 +17,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use strongroom_block::{DeviceError, DeviceErrorKind};
-use strongroom_net::{Event, Runtime, RuntimeOptions, SendState, StreamFailure, StreamId, Waker, resolve};
+use strongroom_net::{
+    Event, PollCounters, Runtime, RuntimeOptions, SendState, StreamFailure, StreamId, Waker, resolve,
+};
 use strongroom_scsi::vendor::lease::Writer;
 
 use crate::completion::{device_error, lock};
@@ -71,6 +73,10 @@ pub struct ConnectionStatus {
     pub lease_lost: Option<String>,
     /// What the engine did.
     pub engine: EngineCounters,
+    /// What busy polling came to in the device's thread.
+    pub busy_poll: PollCounters,
+    /// What busy polling came to for whoever waits for completions.
+    pub busy_poll_completions: PollCounters,
     /// What the pipeline is at.
     pub pipeline: PipelineStatus,
 }
@@ -122,6 +128,7 @@ impl<T: SessionTransport> Driver<T> {
         let runtime_options = RuntimeOptions {
             streams_max: STREAMS_MAX,
             connect_timeout: options.timeouts.connect,
+            busy_poll: options.busy_poll,
             ..RuntimeOptions::default()
         };
         let pace = Pace::new(waker.clone());
@@ -263,6 +270,7 @@ impl<T: SessionTransport> Driver<T> {
         status.unflushed_bytes = engine.unflushed_bytes();
         status.feedback_pending = engine.feedback_pending();
         status.wires = wires;
+        status.busy_poll = self.runtime.counters().busy_poll;
         (status.rekeys, status.peer_rekeys) = rekeys;
         drop(status);
         // Published before the completions: their consumer finds a status that includes them.

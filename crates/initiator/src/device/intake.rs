@@ -5,7 +5,7 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use strongroom_block::{BufferMut, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Token};
-use strongroom_net::Waker;
+use strongroom_net::{BusyPoll, Waker};
 
 use crate::completion::{CompletionQueue, device_error, lock};
 use crate::device::failed_reads::{FailedRead, FailedReads};
@@ -85,7 +85,7 @@ impl std::fmt::Debug for Intake {
 }
 
 impl Intake {
-    pub(super) fn new(waker: Waker, limits: Limits, pipeline: Pipeline) -> Intake {
+    pub(super) fn new(waker: Waker, limits: Limits, pipeline: Pipeline, busy_poll: BusyPoll) -> Intake {
         let seal_here_bytes_max = match pipeline {
             Pipeline::Auto => usize::MAX,
             Pipeline::Fixed { .. } => 0,
@@ -93,7 +93,7 @@ impl Intake {
         Intake {
             state: Mutex::new(IntakeQueue { bytes_max: limits.request_bytes_max, ..IntakeQueue::default() }),
             room: Condvar::new(),
-            completions: CompletionQueue::default(),
+            completions: CompletionQueue::new(busy_poll),
             failed_reads: OnceLock::new(),
             ahead: OnceLock::new(),
             waker,

@@ -19,6 +19,8 @@ use strongroom::units::parse_size;
 const BLOCK_SIZE_USUAL: u64 = 4096;
 /// Our plain volume, used by the stock initiator.
 const OURS_PLAIN: &str = "strongroom";
+/// The same, by a target that polls.
+const OURS_POLLING: &str = "strongroom-polling";
 /// Our sealed volume, used by our own initiator.
 const OURS_SEALED: &str = "strongroom-sealed";
 
@@ -31,7 +33,7 @@ const OURS_SEALED: &str = "strongroom-sealed";
     Peers that are not installed are left out, with a word; scripts/deps.sh --bench installs them. Plain targets are used \
     by libiscsi; the sealed volume by our own initiator, and what QEMU offers by NBD.")]
 pub(crate) struct PeersArgs {
-    /// Whom to compare [default: all that are installed]: strongroom, strongroom-sealed, tgt-default, tgt, istgt, stunnel,
+    /// Whom to compare [default: all that are installed]: strongroom, strongroom-polling, strongroom-sealed, tgt-default, tgt, istgt, stunnel,
     /// wireguard, qemu-raw, qemu-luks.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     only: Vec<String>,
@@ -108,6 +110,7 @@ pub(super) fn run(args: &PeersArgs) -> Result<()> {
 #[derive(Clone)]
 enum Whom {
     OursPlain,
+    OursPolling,
     OursSealed,
     Peer(PeerKind),
 }
@@ -116,6 +119,7 @@ impl Whom {
     fn of_word(word: &str) -> Result<Whom, BenchError> {
         match word {
             OURS_PLAIN => Ok(Whom::OursPlain),
+            OURS_POLLING => Ok(Whom::OursPolling),
             OURS_SEALED => Ok(Whom::OursSealed),
             word => PeerKind::of_word(word).map(Whom::Peer),
         }
@@ -123,7 +127,7 @@ impl Whom {
 
     fn check(&self) -> Result<(), BenchError> {
         match self {
-            Whom::OursPlain => strongroom_lab::libiscsi::available()
+            Whom::OursPlain | Whom::OursPolling => strongroom_lab::libiscsi::available()
                 .map_err(|missing| BenchError::Asked(format!("{OURS_PLAIN}: {missing}"))),
             Whom::OursSealed => Ok(()),
             Whom::Peer(kind) => kind.check(),
@@ -167,7 +171,7 @@ impl PeersArgs {
     fn chosen(&self) -> Result<Vec<(Backing, Whom)>> {
         let mut whom = Vec::new();
         if self.only.is_empty() {
-            let words = [OURS_PLAIN, OURS_SEALED].into_iter().map(str::to_owned);
+            let words = [OURS_PLAIN, OURS_POLLING, OURS_SEALED].into_iter().map(str::to_owned);
             for word in words.chain(PeerKind::KNOWN.iter().map(|kind| kind.word().to_owned())) {
                 let one = Whom::of_word(&word)?;
                 match one.check() {
@@ -212,7 +216,7 @@ impl PeersArgs {
             directory: site.directory("peers")?,
             memory: memory_directory(),
         };
-        let ours = |scheme: SchemeChoice| {
+        let ours = |scheme: SchemeChoice, busy_poll: &str| {
             let medium = match backing {
                 Backing::Memory => "memory",
                 Backing::Disk => "directory",
@@ -224,16 +228,20 @@ impl PeersArgs {
                 volume_bytes: self.volume_size,
                 block_sizes,
                 placement: placement.clone(),
-                directory: site.directory(&format!("{}-{}", scheme.name(), backing.name()))?,
-                serve_args: Vec::new(),
+                directory: site.directory(&format!("{}-{}-{busy_poll}", scheme.name(), backing.name()))?,
+                serve_args: vec!["--busy-poll".into(), busy_poll.into()],
                 hosts: Hosts::default(),
             })?)
         };
         Ok(match whom {
-            Whom::OursPlain => Box::new(OursByStock::new(ours(SchemeChoice::Plain)?, &options)?),
+            Whom::OursPlain => Box::new(OursByStock::new(ours(SchemeChoice::Plain, "off")?, &options)?),
+            Whom::OursPolling => {
+                let polling = OursByStock::new(ours(SchemeChoice::Plain, "auto")?, &options)?;
+                Box::new(polling.named(&backing.label("Strongroom polling")))
+            }
             Whom::OursSealed => {
                 let sealed = SchemeChoice::list("S2-5")?[0];
-                Box::new(ours(sealed)?.named(&backing.label("Strongroom sealed"), backing.name()))
+                Box::new(ours(sealed, "off")?.named(&backing.label("Strongroom sealed"), backing.name()))
             }
             Whom::Peer(kind) => Box::new(Peer::start(kind, &options)?),
         })

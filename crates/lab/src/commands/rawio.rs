@@ -193,6 +193,7 @@ impl RawioArgs {
         block_sizes.dedup();
         let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
         let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
+        let busy_poll = self.access.session.busy_poll.to_string();
         for &setup in setups {
             let ours = Ours::start(OursOptions {
                 lab_binary: lab_binary.clone(),
@@ -202,11 +203,13 @@ impl RawioArgs {
                 block_sizes: block_sizes.clone(),
                 placement: plan.placement.clone().expect("both ends are ours"),
                 directory: site.directory(&setup.file_name())?,
-                serve_args: Vec::new(),
+                serve_args: vec!["--busy-poll".into(), busy_poll.clone()],
                 hosts: Hosts::default(),
             })?;
             contenders.push(Box::new(
-                ours.with_connections(self.access.session.connections).with_fills(self.own_target.fills),
+                ours.with_connections(self.access.session.connections)
+                    .with_busy_poll(&busy_poll)
+                    .with_fills(self.own_target.fills),
             ));
         }
         Ok(contenders)
@@ -230,6 +233,7 @@ impl RawioArgs {
             read_only: !self.destroy_data,
             connections: self.access.session.connections,
             pipeline: self.access.pipeline.map(|pipeline| pipeline.to_string()),
+            busy_poll: Some(self.access.session.busy_poll.to_string()),
             ..AttachSettings::default()
         };
         if settings.initiator_name.is_some() && self.grid.initiators.iter().any(|count| *count > 1) {

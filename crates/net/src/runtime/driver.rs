@@ -3,6 +3,7 @@
 use std::sync::Once;
 use std::time::Duration;
 
+use super::busy_poll::BusyPoller;
 use super::epoll::Epoll;
 use super::event::{ListenerId, StreamId};
 use super::options::{Flavour, FlavourChoice, RuntimeOptions};
@@ -120,6 +121,7 @@ impl Driver {
         }
     }
 
+    /// Waits for the kernel and notes what it reports. A wake that came while the runtime was awake ends the wait as well.
     pub(super) fn wait(
         &mut self,
         table: &mut Table,
@@ -130,6 +132,21 @@ impl Driver {
         match self {
             Driver::Epoll(epoll) => epoll.wait(table, waker, timeout, failed),
             Driver::Uring(uring) => uring.wait(table, waker, timeout),
+        }
+    }
+
+    /// Looks for `limit` at most whether there is something to do, without sleeping. True if so, and it is noted then.
+    pub(super) fn look(
+        &mut self,
+        table: &mut Table,
+        waker: &Waker,
+        poller: &mut BusyPoller,
+        limit: Duration,
+        failed: &mut Vec<Failed>,
+    ) -> Result<bool, NetError> {
+        match self {
+            Driver::Epoll(epoll) => epoll.look(table, waker, poller, limit, failed),
+            Driver::Uring(uring) => uring.look(table, waker, poller, limit),
         }
     }
 }

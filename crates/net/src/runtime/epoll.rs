@@ -13,6 +13,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
+use super::busy_poll::{BusyPoller, Look};
 use super::event::{ListenerId, StreamId};
 use super::send_queue::SLICES_MAX;
 use super::socket;
@@ -169,7 +170,7 @@ impl Epoll {
         }
     }
 
-    /// Waits for the kernel and notes what it reports.
+    /// As [`Driver::wait`](super::driver::Driver::wait).
     pub(super) fn wait(
         &mut self,
         table: &mut Table,
@@ -177,6 +178,39 @@ impl Epoll {
         timeout: Option<Duration>,
         failed: &mut Vec<Failed>,
     ) -> Result<(), NetError> {
+        let timeout = if waker.fall_asleep() { timeout } else { Some(Duration::ZERO) };
+        let fetched = self.fetch(table, timeout);
+        waker.rise();
+        fetched?;
+        self.note(table, waker, failed);
+        Ok(())
+    }
+
+    /// As [`Driver::look`](super::driver::Driver::look).
+    pub(super) fn look(
+        &mut self,
+        table: &mut Table,
+        waker: &Waker,
+        poller: &mut BusyPoller,
+        limit: Duration,
+        failed: &mut Vec<Failed>,
+    ) -> Result<bool, NetError> {
+        let mut fetched = Ok(());
+        let outcome = poller.look(limit, || {
+            if waker.is_notified() {
+                return true;
+            }
+            fetched = self.fetch(table, Some(Duration::ZERO));
+            fetched.is_err() || !self.events.is_empty()
+        });
+        fetched?;
+        if outcome == Look::Hit {
+            self.note(table, waker, failed);
+        }
+        Ok(outcome == Look::Hit)
+    }
+
+    fn fetch(&mut self, table: &mut Table, timeout: Option<Duration>) -> Result<(), NetError> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
@@ -184,8 +218,15 @@ impl Epoll {
         self.events.clear();
         table.counters.system_calls += 1;
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(NetError::system("wait for events", errno)),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(NetError::system("wait for events", errno)),
+        }
+    }
+
+    /// Takes note of what was fetched.
+    fn note(&mut self, table: &mut Table, waker: &Waker, failed: &mut Vec<Failed>) {
+        if waker.take_notice() {
+            table.pending.push_back(Pending::Woken);
         }
         for index in 0..self.events.len() {
             let (token, flags) = (self.events[index].data.u64(), self.events[index].flags);
@@ -200,7 +241,6 @@ impl Epoll {
                 failed.push(failure);
             }
         }
-        Ok(())
     }
 
     fn ready(&mut self, table: &mut Table, id: StreamId, flags: epoll::EventFlags) -> Result<(), Failed> {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::busy_poll::PollCounters;
 use crate::StreamFailure;
 
 /// A stream of this runtime. Never reused while the runtime lives (for 2^31 streams).
@@ -100,4 +101,6 @@ pub struct RuntimeCounters {
     pub accepted: u64,
     /// Connections refused for `streams_max`.
     pub refused: u64,
+    /// What busy polling came to.
+    pub busy_poll: PollCounters,
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::busy_poll::BusyPoll;
 use super::socket::StreamOptions;
 
 /// What lies beneath a runtime.
@@ -42,6 +43,8 @@ pub struct RuntimeOptions {
     pub receive_bytes_max: usize,
     /// How long a call to a peer may take.
     pub connect_timeout: Duration,
+    /// Whether the runtime looks for work for a short while before it sleeps.
+    pub busy_poll: BusyPoll,
     /// How sockets are set up.
     pub stream: StreamOptions,
 }
@@ -56,6 +59,7 @@ impl Default for RuntimeOptions {
             send_queue_bytes_max: 64 << 20,
             receive_bytes_max: 256 << 10,
             connect_timeout: Duration::from_secs(10),
+            busy_poll: BusyPoll::Off,
             stream: StreamOptions::default(),
         }
     }

@@ -1,6 +1,7 @@
 //! Proves that a runtime keeps its promises over real sockets, the same on io_uring and epoll: bytes in order and
 //! once, back-pressure both ways, ends and failures told, streams moved between threads without loss.
 
+mod polling;
 mod refused;
 
 use std::io::{Read, Write};

@@ -17,6 +17,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
+use super::busy_poll::{BusyPoller, Look};
 use super::event::{ListenerId, StreamId};
 use super::provided::Provided;
 use super::send_queue::SLICES_MAX;
@@ -31,6 +32,8 @@ use crate::NetError;
 const SUBMISSIONS: u32 = 256;
 /// Entries of the completion queue; the kernel keeps what overflows it.
 const COMPLETIONS: u32 = 4096;
+/// `IORING_ENTER_GETEVENTS` of the kernel's interface: run what is deferred, and post completions.
+const ENTER_GETEVENTS: u32 = 1;
 /// How long the end of all operations is awaited when a runtime is dropped.
 const QUIESCE: Duration = Duration::from_secs(2);
 
@@ -91,6 +94,7 @@ impl Uring {
             .setup_single_issuer()
             .setup_coop_taskrun()
             .setup_defer_taskrun()
+            .setup_taskrun_flag()
             .setup_submit_all()
             .setup_clamp()
             .setup_cqsize(COMPLETIONS)
@@ -241,9 +245,8 @@ impl Uring {
 
     /// Submits what is to be done, waits, and notes what completed.
     pub(super) fn wait(&mut self, table: &mut Table, waker: &Waker, timeout: Option<Duration>) -> Result<(), NetError> {
-        for id in std::mem::take(&mut self.rearm) {
-            self.update_receiving(table, id);
-        }
+        self.rearm(table);
+        let timeout = if waker.fall_asleep() { timeout } else { Some(Duration::ZERO) };
         let outcome = match timeout {
             None => self.ring.submitter().submit_and_wait(1),
             Some(timeout) => {
@@ -251,16 +254,52 @@ impl Uring {
                 self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout))
             }
         };
+        waker.rise();
         table.counters.system_calls += 1;
-        if let Err(error) = outcome {
-            // Timer expired; interrupted; completions wait to be taken before more is submitted.
-            let harmless = [Errno::TIME, Errno::INTR, Errno::BUSY, Errno::AGAIN].map(Errno::raw_os_error);
-            if !error.raw_os_error().is_some_and(|code| harmless.contains(&code)) {
-                return Err(NetError::system("wait for completions", error));
-            }
-        }
+        check_entered(outcome)?;
         self.complete(table, waker);
         Ok(())
+    }
+
+    /// As [`Driver::look`](super::driver::Driver::look). What completes by itself without anything to tell, as a send does, does not end it.
+    pub(super) fn look(
+        &mut self,
+        table: &mut Table,
+        waker: &Waker,
+        poller: &mut BusyPoller,
+        limit: Duration,
+    ) -> Result<bool, NetError> {
+        self.rearm(table);
+        if !self.ring.submission().is_empty() {
+            self.enter(table)?;
+        }
+        let mut entered = Ok(());
+        let outcome = poller.look(limit, || {
+            if self.ring.submission().taskrun() {
+                entered = self.enter(table);
+            }
+            if waker.is_notified() || !self.ring.completion().is_empty() {
+                self.complete(table, waker);
+            }
+            entered.is_err() || !table.pending.is_empty()
+        });
+        entered?;
+        Ok(outcome == Look::Hit)
+    }
+
+    /// Submits what is to be done and has the kernel finish what has arrived, without waiting.
+    fn enter(&mut self, table: &mut Table) -> Result<(), NetError> {
+        table.counters.system_calls += 1;
+        let to_submit = self.ring.submission().len() as u32;
+        // SAFETY: no argument is passed; what the entries point to lives as long as `push_entry` says.
+        let outcome = unsafe { self.ring.submitter().enter::<libc::sigset_t>(to_submit, 0, ENTER_GETEVENTS, None) };
+        check_entered(outcome)
+    }
+
+    fn rearm(&mut self, table: &mut Table) {
+        for id in std::mem::take(&mut self.rearm) {
+            self.update_receiving(table, id);
+        }
     }
 
     /// Ends everything, so that the memory of `table` may go. False if the kernel still holds some of it.
@@ -338,6 +377,9 @@ impl Uring {
     }
 
     fn complete(&mut self, table: &mut Table, waker: &Waker) {
+        if waker.take_notice() {
+            table.pending.push_back(Pending::Woken);
+        }
         let mut completions = std::mem::take(&mut self.completions);
         completions.extend(self.ring.completion());
         for completion in completions.drain(..) {
@@ -485,6 +527,18 @@ impl Uring {
         if table.stream(id).is_some_and(|stream| stream.phase == Phase::Dead && stream.uring.is_idle()) {
             table.remove(id);
         }
+    }
+}
+
+/// Entering the kernel may end for reasons that are none of failure.
+fn check_entered(outcome: io::Result<usize>) -> Result<(), NetError> {
+    // Timer expired; interrupted; completions wait to be taken before more is submitted.
+    let harmless = [Errno::TIME, Errno::INTR, Errno::BUSY, Errno::AGAIN].map(Errno::raw_os_error);
+    match outcome {
+        Err(error) if !error.raw_os_error().is_some_and(|code| harmless.contains(&code)) => {
+            Err(NetError::system("wait for completions", error))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use strongroom_net::{Listener, ListenerId, NetError, Runtime, RuntimeOptions, Waker};
+use strongroom_net::{Listener, ListenerId, NetError, PollCounters, Runtime, RuntimeOptions, Waker};
 
 use crate::config::Portal;
+use crate::polling::PollCounts;
 
 /// How long streams may take to send their last bytes when the target stops.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
@@ -12,6 +13,8 @@ const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 pub(super) struct Network {
     pub(super) runtime: Runtime,
     listeners: Vec<(ListenerId, Portal)>,
+    /// What busy polling came to when it was last asked.
+    polls: PollCounters,
 }
 
 impl Network {
@@ -27,7 +30,16 @@ impl Network {
             .zip(portals)
             .map(|(listener, portal)| Ok((runtime.listen(listener)?, *portal)))
             .collect::<Result<Vec<_>, NetError>>()?;
-        Ok(Network { runtime, listeners })
+        Ok(Network { runtime, listeners, polls: PollCounters::default() })
+    }
+
+    /// For how long the runtime looked for work since the last call; publishes what came of it.
+    pub(super) fn looked(&mut self, counts: &PollCounts) -> Duration {
+        let before = std::mem::replace(&mut self.polls, self.runtime.counters().busy_poll);
+        if self.polls != before {
+            counts.set(&self.polls);
+        }
+        self.polls.spent - before.spent
     }
 
     /// The portal of a listener. Connections are accepted only while it listens.

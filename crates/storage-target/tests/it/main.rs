@@ -18,6 +18,7 @@ mod leases;
 mod memory;
 mod operations;
 mod plain;
+mod polling;
 mod portals;
 mod receiving;
 mod reservations;

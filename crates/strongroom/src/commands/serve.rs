@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 use strongroom_block::{CryptoCounters, Opener, Resealer, Suite};
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 use strongroom_target::config::{Limits, RuntimeKind};
-use strongroom_target::{Catalogue, Config, ConfigReader, ProviderError, Target, TargetOptions, Volume};
+use strongroom_target::{BusyPoll, Catalogue, Config, ConfigReader, ProviderError, Target, TargetOptions, Volume};
 
 use crate::root_args::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
@@ -85,6 +85,10 @@ struct WorkerArgs {
     /// What lies beneath them.
     #[arg(long)]
     runtime: Option<RuntimeArg>,
+    /// Have them look for work for a short while before they sleep: `off`, `auto` (while the expected wait is below 200 microseconds), or
+    /// the longest expected wait in microseconds. Saves the wake-up of each I/O where few are in flight; costs a processor meanwhile.
+    #[arg(long, value_name = "WAIT", env = "STRONGROOM_BUSY_POLL")]
+    busy_poll: Option<BusyPoll>,
 }
 
 /// Limits on sessions, and how long things may take.
@@ -283,6 +287,7 @@ impl WorkerArgs {
             RuntimeArg::IoUring => RuntimeKind::IoUring,
         });
         set(&mut config.runtime, runtime);
+        set(&mut config.busy_poll, self.busy_poll);
     }
 }
 

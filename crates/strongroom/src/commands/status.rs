@@ -197,6 +197,20 @@ fn print_activity(report: &StatusReport) {
             iterations.longest_us as f64 / 1000.0
         ),
     );
+    let polls = &counters.busy_poll;
+    if polls.polls > 0 {
+        line(
+            "busy polling",
+            format!(
+                "{} looks for work, {} found some, {} none, {} made way; {:.1} s",
+                polls.polls,
+                polls.hits,
+                polls.misses,
+                polls.contended,
+                polls.spent_us as f64 / 1e6
+            ),
+        );
+    }
 }
 
 /// What the logins of each session settled, and the state of its channels.

@@ -1,0 +1,43 @@
+//! Proves that a target which polls does so while a volume is in use, says so, and leaves the processor alone while it is only attached.
+
+use std::time::Duration;
+
+use strongroom_target::{BusyPoll, VolumeSpec};
+
+use crate::support::{Host, eventually};
+
+fn host(busy_poll: BusyPoll) -> Host {
+    Host::start_with(&[VolumeSpec::plain("disk", 16 << 20)], |config| config.busy_poll = busy_poll)
+}
+
+#[test]
+fn an_attached_volume_that_is_idle_causes_no_polling() {
+    // So long that waits on a busy machine are short by comparison.
+    let host = host(BusyPoll::UpTo(BusyPoll::MAX));
+    let mut alice = host.plain("disk");
+    let polls = || host.handle().stats().busy_poll;
+    let idle = || {
+        // A wait that just began may still be one look.
+        std::thread::sleep(Duration::from_millis(200));
+        let before = polls().polls;
+        std::thread::sleep(Duration::from_millis(500));
+        polls().polls - before
+    };
+    assert_eq!(idle(), 0, "nothing has happened yet");
+    eventually("looks find commands", || {
+        (0..10).for_each(|_| assert_eq!(alice.try_write(0, &[7; 4096]).status, 0));
+        polls().hits > 10
+    });
+    let found = polls();
+    assert!(found.spent_us > 0 && found.polls >= found.hits + found.misses + found.contended, "{found:?}");
+    assert_eq!(idle(), 0, "{:?}", polls());
+    assert_eq!(alice.try_write(0, &[8; 4096]).status, 0, "and it wakes up");
+}
+
+#[test]
+fn a_target_that_was_not_told_to_does_not_poll() {
+    let host = host(BusyPoll::Off);
+    let mut alice = host.plain("disk");
+    (0..200).for_each(|_| assert_eq!(alice.try_write(0, &[7; 4096]).status, 0));
+    assert_eq!(host.handle().stats().busy_poll.polls, 0);
+}
