@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::BenchError;
 use crate::latency::Latencies;
 use crate::machine::Machine;
+use crate::profile::shares::CellProfile;
 use crate::window::Used;
 
 /// One cell and run. Numbers that an experiment does not have stay `None` and are not written. In a file all groups lie side by side in
@@ -40,6 +41,9 @@ pub struct Cell {
     /// What the WAN paper's model says.
     #[serde(flatten)]
     pub model: ModelPrediction,
+    /// Where its CPU time went, if perf looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Box<CellProfile>>,
     /// Blocks (of 512 bytes) whose content was compared with the expected one; `None`: nothing was compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<u64>,

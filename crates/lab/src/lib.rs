@@ -9,6 +9,7 @@
 //! btio, dbench        the papers' applications
 //! wan                 the WAN paper's experiment over an emulated link, beside its model
 //! setup, processor    what a contender of ours is made of: scheme, suite, custody; with AES instructions or without
+//! profile             where it went: samples of both ends by perf, sorted by stage
 //! window, cpu         what it cost: CPU time of each end, how busy each processor was
 //! cell                what came out: one line of JSON for each cell and run
 //! report              tables, plots and words, from such lines alone
@@ -37,6 +38,7 @@ mod pattern;
 pub mod peers;
 mod process;
 mod processor;
+pub mod profile;
 mod programs;
 pub mod protocol;
 pub mod rawio;

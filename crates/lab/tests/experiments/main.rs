@@ -172,6 +172,57 @@ fn software_processes_do_without_aes_instructions() {
     }
 }
 
+/// Whether this machine lets us sample its processors; if not, why.
+fn perf_can_look() -> Result<(), String> {
+    let mut perf = std::process::Command::new("perf");
+    perf.args(["record", "--quiet", "--event", "cpu-clock", "--cpu", "0", "--output", "/dev/null", "--", "true"]);
+    match perf.output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Err(format!("cannot run perf: {error}")),
+    }
+}
+
+/// Both ends are sampled, nearly every sample is given to a stage, and the stages are those that the scheme has.
+#[test]
+fn profiles_give_the_time_of_an_io_to_its_stages() {
+    if let Err(reason) = perf_can_look() {
+        println!("skipped: profiles were not tested: {reason}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, page) = (path("profile.jsonl"), path("profile.md"));
+    let grid = ["--schemes", "S0,S2-5", "--patterns", "seqwrite", "--sizes", "64k", "--volume-size", "8MiB"];
+    let looks = ["--look", "1", "--count", "0.1", "--runs", "1", "--quiet"];
+    let us = |end: &Value, stage: &str| end["stages_us"][stage].as_f64().unwrap_or(0.0);
+    let sum = |end: &Value| end["stages_us"].as_object().unwrap().values().map(|us| us.as_f64().unwrap()).sum::<f64>();
+    let is_right = |cell: &Value| {
+        let (target, initiator) = (&cell["profile"]["target"], &cell["profile"]["initiator"]);
+        let is_sealed = cell["scheme"] == "S2-5";
+        let adds_up = [(target, "target_cpu_ms_per_kio"), (initiator, "initiator_cpu_ms_per_kio")]
+            .iter()
+            .all(|(end, whole)| (sum(end) / cell[*whole].as_f64().unwrap() - 1.0).abs() < 0.01);
+        let is_known = [target, initiator].iter().all(|end| us(end, "unknown") < 0.1 * sum(end));
+        adds_up
+            && is_known
+            && is_sealed == (us(initiator, "seal, open") > 0.0)
+            && us(target, "seal, open") == 0.0
+            && is_sealed == (us(target, "channel") > 0.0)
+            && us(target, "store: log, append") > 0.0
+            && us(initiator, "store: log, append") == 0.0
+            && us(initiator, "socket (kernel)") > 0.0
+    };
+    let cells = measured(&[&["profile"], &grid[..], &looks].concat(), &json, is_right);
+    assert_eq!(cells.len(), 2);
+    run(&["report", &json, "--profile", &page]).ok();
+    let page = fs::read_to_string(&page).unwrap();
+    assert!(page.contains("| stage | S0 | S2-5 | more |") && page.contains(", 1 initiator: target"), "{page}");
+    assert!(page.contains("| seal, open | 0.00 |") && page.contains("<!-- profile: end -->"), "{page}");
+    run(&["profile", "--look", "0"]).failed(&["--look 0.05"]);
+    run(&["profile", "--schemes", "S9-9"]).failed(&["S9-9"]);
+}
+
 fn has_aes_instructions() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("aes");
