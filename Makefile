@@ -73,7 +73,7 @@ bench-full: lab ## The papers' whole grid, for hours
 	@scripts/deps.sh --bench
 	@scripts/bench.sh --full
 
-bench-schemes: lab ## What laziness buys, with AES instructions, without, and with the paper's ciphers: docs/bench/schemes.md (about 10 minutes)
+bench-schemes: lab ## What laziness buys, and what clients see of it: AES instructions, none, the paper's ciphers, limited targets: docs/bench/schemes.md (about 20 minutes, as root)
 	@scripts/bench-schemes.sh
 
 bench-profile: lab ## The CPU time of an I/O by stage, at both ends, in each scheme (as root, with perf; about 6 minutes): docs/bench/profile.md

@@ -70,6 +70,12 @@ pub struct CellKey {
     /// `hardware` or `software`: whether both ends might use the processor's AES instructions.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub process: String,
+    /// The same of the target, where it is not what `process` says; `process` is the initiators' then.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub target_process: String,
+    /// How much of its processor the target might use, in percent; absent: all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_quota_percent: Option<u32>,
     /// `seqread`, `seqwrite`, `randread`, `randwrite`, or the experiment's own word.
     pub pattern: String,
     /// Bytes of one I/O or message.

@@ -101,6 +101,8 @@ pub(crate) fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Poi
         scheme: identity.scheme.clone(),
         row: identity.row.clone(),
         process: identity.process.clone(),
+        target_process: identity.target_process.clone(),
+        target_quota_percent: identity.target_quota_percent,
         medium: identity.medium.clone(),
         pattern: point.pattern.name().into(),
         size: point.size,

@@ -1,6 +1,7 @@
 //! From lines of results to what people read: tables, plots, sentences and one page. Nothing here measures, and nothing here
 //! knows more than the lines say.
 
+mod client;
 mod experiment;
 mod figures;
 mod goal;

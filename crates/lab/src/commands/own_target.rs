@@ -3,7 +3,9 @@
 use anyhow::{Context, Result};
 use clap::Args;
 use strongroom_lab::rawio::RawioPlan;
-use strongroom_lab::{Contender, Grid, Hosts, Ours, OursOptions, Pattern, Setup};
+use strongroom_lab::{
+    Contender, Grid, Hosts, Ours, OursOptions, Pattern, ProcessKind, Setup, TargetTerms, check_processes,
+};
 
 use super::parse_io_size;
 use super::site::Site;
@@ -43,6 +45,13 @@ pub(super) struct OwnTargetArgs {
     /// device:PATH. The whole store is above it in any case, its log, versions and cleaning.
     #[arg(long, default_value = "memory")]
     medium: String,
+    /// Let our own target use this share of its processor while it is measured, 1 to 100: it is the bottleneck then, and initiators that really seal
+    /// are not. By the kernel's CPU bandwidth control (a cgroup of version 1 or 2, with a period of 5 ms, longer below 20 %); needs root.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100))]
+    target_quota: Option<u32>,
+    /// Our own target alone with the processor's AES instructions (hardware) or without (software); initiators are what --process says.
+    #[arg(long, value_name = "KIND")]
+    target_process: Option<ProcessKind>,
 }
 
 impl GridArgs {
@@ -68,6 +77,24 @@ impl GridArgs {
 }
 
 impl OwnTargetArgs {
+    /// Whether anything here says how a target of ours is limited.
+    pub(super) fn is_limited(&self) -> bool {
+        self.target_quota.is_some() || self.target_process.is_some()
+    }
+
+    /// The same setups with the target on its own terms.
+    ///
+    /// # Errors
+    /// If the software kind cannot be had here.
+    pub(super) fn on_terms(&self, setups: Vec<Setup>) -> Result<Vec<Setup>> {
+        if let Some(kind) = self.target_process {
+            let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
+            check_processes(&lab_binary, &[kind])?;
+        }
+        let terms = TargetTerms { process: self.target_process, quota_percent: self.target_quota };
+        Ok(setups.into_iter().map(|setup| setup.with_target(terms)).collect())
+    }
+
     /// A target for each setup.
     ///
     /// # Errors

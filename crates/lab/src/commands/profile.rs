@@ -67,6 +67,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<()> {
     let schemes = SchemeChoice::list(&args.schemes)?;
     let processes = args.ciphers.processes_for(&args.schemes)?;
     let setups = Setup::all(&schemes, &args.ciphers.suites, &[Custody::KeyFile], &processes, &[None], &[None], &[None]);
+    let setups = args.own_target.on_terms(setups)?;
     profile::check()?;
     let mut progress = args.run.progress(rawio.placement.as_ref())?;
     let site = Site::new(args.run.work_dir.as_deref())?;

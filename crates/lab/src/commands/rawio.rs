@@ -105,6 +105,11 @@ impl RawioArgs {
     fn plan(&self) -> Result<RawioPlan> {
         let (time, warm_up) = self.run.times()?;
         let grid = self.grid.grid()?;
+        if self.url.is_some() && self.own_target.is_limited() {
+            bail!(
+                "--target-quota and --target-process are about a target that this command starts; leave --url or them out"
+            );
+        }
         if self.url.is_some() && !self.destroy_data && (self.verify || grid.patterns.iter().any(|p| p.is_write())) {
             bail!(
                 "writing to, or verifying, the volume at --url means to overwrite all of it; if that is meant, add \
@@ -143,7 +148,9 @@ impl RawioArgs {
         let caches: Vec<Option<u64>> = self.keys.record_cache.iter().copied().map(Some).collect();
         let caches = if caches.is_empty() { vec![None] } else { caches };
         let suites = &self.ciphers.suites;
-        Ok(Setup::all(&schemes, suites, &self.keys.custody, &processes, &seal_bytes, &blocks_per_key, &caches))
+        let setups =
+            Setup::all(&schemes, suites, &self.keys.custody, &processes, &seal_bytes, &blocks_per_key, &caches);
+        self.own_target.on_terms(setups)
     }
 
     fn elsewhere(&self, url: &VolumeUrl, site: &Site) -> Result<Box<dyn Contender>> {
