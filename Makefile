@@ -73,11 +73,13 @@ bench-full: lab ## The papers' whole grid, for hours
 	@scripts/deps.sh --bench
 	@scripts/bench.sh --full
 
-bench-schemes: lab ## What laziness buys, with AES instructions, without, and with the paper's ciphers: docs/bench/schemes.md (about 10 minutes)
+bench-schemes: lab ## What laziness buys, and what clients see of it: AES instructions, none, the paper's ciphers, limited targets: docs/bench/schemes.md (about 20 minutes, as root)
 	@scripts/bench-schemes.sh
 
-bench-profile: lab ## Where the time goes at 4 KiB and 64 KiB: perf and system calls docs/bench/profile.md
-	@scripts/bench-profile.sh
+bench-profile: lab ## The CPU time of an I/O by stage, at both ends, in each scheme (as root, with perf; about 6 minutes): docs/bench/profile.md
+	@scripts/deps.sh --bench
+	target/release/strongroom-lab profile --runs 5 --warm-up 0.3 --seconds 1 --volume-size 64MiB --fills 16 --json docs/bench/profile.jsonl --quiet
+	@target/release/strongroom-lab report docs/bench/profile.jsonl --profile docs/bench/profile.md
 
 bench-sealing: deps ## What a block costs, and the cryptographic libraries compared (the tables in docs/sealed-block.md)
 	$(CARGO) bench --locked --package strongroom-lab

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What laziness buys, on processors with AES instructions and without, and with the lazy-crypto paper's own ciphers: `make bench-schemes`.
-# About 10 minutes on an idle machine with two processors. Writes docs/bench/schemes.jsonl and docs/bench/schemes.md.
+# About 20 minutes on an idle machine with two processors; as root, else
+# what limits the target by a quota is left out. Writes docs/bench/schemes.jsonl and docs/bench/schemes.md.
 #
 #   scripts/bench-schemes.sh          all of it
 #   scripts/bench-schemes.sh --tiny   everything once, as short as it goes: is it alive? Writes nothing into docs/
@@ -15,6 +16,8 @@ few=(--seconds 0.7 --warm-up 0.2 --runs 2)
 saturated=(--seconds 0.5 --warm-up 0.1 --runs 3)
 # Where the answer is near what is asked, more runs tell more.
 near=(--seconds 0.5 --warm-up 0.1 --runs 7)
+# What users see needs five runs.
+client=(--seconds 0.5 --warm-up 0.1 --runs 5)
 fills=24
 case "${1:-}" in
   --tiny)
@@ -22,6 +25,7 @@ case "${1:-}" in
     few=("${time[@]}")
     saturated=("${time[@]}")
     near=("${time[@]}")
+    client=("${time[@]}")
     fills=1
     ;;
   "") ;;
@@ -35,6 +39,15 @@ can_mask=
 if "$LAB" rawio --name schemes-software --schemes S2-5 --process software --sizes 64k --patterns seqread --volume-size 64MiB \
   --quiet --seconds 0.05 --warm-up 0 --runs 1 >/dev/null; then
   can_mask=1
+fi
+
+# Nor limited without root and the cpu controller of cgroups.
+can_limit=
+if "$LAB" rawio --name client-quota --schemes S0 --target-quota 40 --sizes 64k --patterns seqread --volume-size 8MiB \
+  --quiet --seconds 0.05 --warm-up 0 --runs 1 >/dev/null; then
+  can_limit=1
+else
+  say "the rows with a limited target are left out"
 fi
 
 rm -f "$RESULTS"
@@ -56,7 +69,23 @@ fi
 capacity capacity-paper --schemes S0,S1-1,S1-2,S2-1,S2-5 --suites paper "${several[@]}" "${sequential[@]}" "${saturated[@]}"
 capacity capacity-paper-8 --schemes S0,S2-1,S2-5 --suites paper --sizes 64k --depths 16 --initiators 8 "${sequential[@]}" "${saturated[@]}"
 
-# What users get: initiators that seal and open. Everything in one place keeps all targets in memory at once: small volumes.
+# What users get, with initiators that seal and open: first with a processor for each end, then with the target as the bottleneck, because it may use
+# only a share of its processor, or has no AES instructions where initiators have.
+seen_by_clients() {
+  local name=$1
+  shift
+  measure rawio --name "$name" --fills "$fills" --volume-size 64MiB --depths 16 "${client[@]}" "$@"
+}
+seen_by_clients client --schemes S0,S2-1,S2-5 --sizes 4k,64k --initiators 1,4,8
+if [ -n "$can_limit" ]; then
+  seen_by_clients client-quota --schemes S0,S2-1,S2-5 --sizes 4k,64k --target-quota 40
+  seen_by_clients client-quota-paper --schemes S0,S1-1,S1-2,S2-1,S2-5 --suites paper --sizes 64k "${sequential[@]}" --initiators 1,8 --target-quota 10
+fi
+if [ -n "$can_mask" ]; then
+  seen_by_clients client-target-software --schemes S2-1,S2-5 --target-process software --sizes 4k,64k "${sequential[@]}"
+fi
+
+# Every scheme with initiators that seal and open. Everything in one place keeps all targets in memory at once: small volumes.
 small=(--volume-size 64MiB --depths 16)
 measure rawio --name schemes-hardware --schemes all --sizes 4k,64k "${small[@]}" "${few[@]}"
 if [ -n "$can_mask" ]; then

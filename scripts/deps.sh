@@ -5,7 +5,7 @@
 #   scripts/deps.sh            Debian packages and Rust
 #   scripts/deps.sh --checks   also cargo-deny, which `make check` uses
 #   scripts/deps.sh --kernel   also what the virtual machine of `make test-kernel` needs
-#   scripts/deps.sh --bench    also the programs in front of tgt and istgt that `strongroom-lab peers` compares us with
+#   scripts/deps.sh --bench    also the programs in front of tgt and istgt that `strongroom-lab peers` compares us with, and perf
 #
 # With root it installs directly, otherwise through sudo. Nothing outside the system's packages, ~/.rustup and ~/.cargo
 # is touched.
@@ -35,8 +35,9 @@ dbench            dbench
 iproute2          ip
 "
 
-# Who takes part in `strongroom-lab peers` and `strongroom-lab dbench`. Each is left out, with a word, where it is missing.
+# Who takes part in `strongroom-lab peers` and `strongroom-lab dbench`, each left out with a word where it is missing; and what `profile` needs.
 readonly BENCH_PACKAGES="
+linux-perf        perf
 stunnel4          stunnel
 openssl           openssl
 wireguard-go      wireguard-go

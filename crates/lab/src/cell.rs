@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::BenchError;
 use crate::latency::Latencies;
 use crate::machine::Machine;
+use crate::profile::shares::CellProfile;
 use crate::window::Used;
 
 /// One cell and run. Numbers that an experiment does not have stay `None` and are not written. In a file all groups lie side by side in
@@ -40,6 +41,9 @@ pub struct Cell {
     /// What the WAN paper's model says.
     #[serde(flatten)]
     pub model: ModelPrediction,
+    /// Where its CPU time went, if perf looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Box<CellProfile>>,
     /// Blocks (of 512 bytes) whose content was compared with the expected one; `None`: nothing was compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<u64>,
@@ -66,6 +70,12 @@ pub struct CellKey {
     /// `hardware` or `software`: whether both ends might use the processor's AES instructions.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub process: String,
+    /// The same of the target, where it is not what `process` says; `process` is the initiators' then.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub target_process: String,
+    /// How much of its processor the target might use, in percent; absent: all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_quota_percent: Option<u32>,
     /// `seqread`, `seqwrite`, `randread`, `randwrite`, or the experiment's own word.
     pub pattern: String,
     /// Bytes of one I/O or message.

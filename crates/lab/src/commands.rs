@@ -8,7 +8,9 @@ mod dbench;
 mod initiator;
 mod keys;
 mod link;
+mod own_target;
 mod peers;
+mod profile;
 mod progress;
 mod rawio;
 mod report;
@@ -32,6 +34,7 @@ use strongroom::units::parse_size;
 #[derive(Subcommand)]
 pub(crate) enum LabCommand {
     Rawio(Box<rawio::RawioArgs>),
+    Profile(Box<profile::ProfileArgs>),
     Stream(stream::StreamArgs),
     Report(report::ReportArgs),
     Btio(btio::BtioArgs),
@@ -49,6 +52,7 @@ pub(crate) enum LabCommand {
 pub(crate) fn run(command: LabCommand) -> Result<()> {
     match command {
         LabCommand::Rawio(args) => rawio::run(&args),
+        LabCommand::Profile(args) => profile::run(&args),
         LabCommand::Stream(args) => stream::run(&args),
         LabCommand::Report(args) => report::run(&args),
         LabCommand::Btio(args) => btio::run(&args),

@@ -15,6 +15,10 @@ pub struct Identity {
     pub row: String,
     /// `hardware` or `software`: who does the cryptography; empty where that is not ours to say.
     pub process: String,
+    /// The same of the target, where that is different; else empty.
+    pub target_process: String,
+    /// How much of its processor the target may use, in percent; `None`: all.
+    pub target_quota_percent: Option<u32>,
     /// What lies beneath it.
     pub medium: String,
 }

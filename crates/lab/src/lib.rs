@@ -9,6 +9,8 @@
 //! btio, dbench        the papers' applications
 //! wan                 the WAN paper's experiment over an emulated link, beside its model
 //! setup, processor    what a contender of ours is made of: scheme, suite, custody; with AES instructions or without
+//! profile             where it went: samples of both ends by perf, sorted by stage
+//! quota               a share of a processor for a target: it is the bottleneck while initiators seal
 //! window, cpu         what it cost: CPU time of each end, how busy each processor was
 //! cell                what came out: one line of JSON for each cell and run
 //! report              tables, plots and words, from such lines alone
@@ -37,8 +39,10 @@ mod pattern;
 pub mod peers;
 mod process;
 mod processor;
+pub mod profile;
 mod programs;
 pub mod protocol;
+mod quota;
 pub mod rawio;
 pub mod report;
 mod schedule;
@@ -62,7 +66,8 @@ pub use machine::Machine;
 pub use ours::{Elsewhere, Hosts, InitiatorPool, Ours, OursOptions};
 pub use process::{Background, PRODUCT};
 pub use processor::{MASKED_RATE_MAX, ProcessKind, check as check_processes};
+pub use quota::CpuQuota;
 pub use schedule::{MeasurementStep, Watch, interleaved, measure_all, pause};
 pub use schemes::SchemeChoice;
-pub use setup::Setup;
+pub use setup::{Setup, TargetTerms};
 pub use window::{Used, Window};

@@ -14,7 +14,7 @@ use crate::cpu::Placement;
 use crate::engine::{AttachSettings, ChannelSettings, Engine, SealingSettings};
 use crate::process::{PRODUCT, command_in};
 use crate::schemes::SchemeChoice;
-use crate::{Background, BenchError, Contender, Identity, InitiatorProcess, ProcessKind, Setup, TargetWork};
+use crate::{Background, BenchError, Contender, CpuQuota, Identity, InitiatorProcess, ProcessKind, Setup, TargetWork};
 
 /// How long a target may take to start.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -63,6 +63,8 @@ pub struct Ours {
     /// First, so that they leave before the target stops.
     initiators: InitiatorPool,
     target: Background,
+    /// After the target, so that it is empty when it is removed.
+    quota: Option<CpuQuota>,
     address: String,
     stats: PathBuf,
     target_key: String,
@@ -104,9 +106,15 @@ impl Ours {
         if options.setup.suite.is_for_benchmarks_only() {
             command.arg("--benchmark-suites");
         }
-        options.setup.process.apply(&mut command);
+        options.setup.target_process().apply(&mut command);
         let name = format!("target-{}", options.setup.file_name());
+        let quota = options.setup.target.quota_percent.map(CpuQuota::create).transpose()?;
         let mut target = Background::start(&name, command, &options.placement.target, &options.directory)?;
+        if let Some(quota) = &quota {
+            quota.add(target.pid())?;
+            // Until it is measured.
+            quota.lift()?;
+        }
         let address = target.wait_until(READY_TIMEOUT, |target| {
             target.log().lines().find_map(|line| line.strip_prefix("serving on ").map(str::to_owned))
         })?;
@@ -120,11 +128,14 @@ impl Ours {
             scheme: setup.scheme.name().to_owned(),
             row: setup.row().to_owned(),
             process: setup.process.name().to_owned(),
+            target_process: setup.target.process.map_or_else(String::new, |kind| kind.name().to_owned()),
+            target_quota_percent: setup.target.quota_percent,
             medium,
         };
         let initiators = initiators.of_kind(setup.process).in_namespace(options.hosts.initiators.clone());
         let target_key = target_key.trim().to_owned();
-        Ok(Ours { identity, options, initiators, target, address, stats, target_key, connections: 1, busy_poll: None })
+        let (connections, busy_poll) = (1, None);
+        Ok(Ours { identity, options, initiators, target, quota, address, stats, target_key, connections, busy_poll })
     }
 
     /// The same under another name in results.
@@ -238,7 +249,12 @@ impl Contender for Ours {
         let block_size = self.block_size_for(size)?;
         let settings = self.attach_settings(block_size);
         let is_sealed = self.options.setup.scheme.sealing().is_some();
-        self.initiators.attach(count, &settings, |settings, is_new| settings.format = is_new && is_sealed, true)
+        // Volumes are filled at full speed; what is measured is limited.
+        self.quota.as_ref().map_or(Ok(()), CpuQuota::lift)?;
+        let attached =
+            self.initiators.attach(count, &settings, |settings, is_new| settings.format = is_new && is_sealed, true)?;
+        self.quota.as_ref().map_or(Ok(()), CpuQuota::limit)?;
+        Ok(attached)
     }
 
     fn target_work(&mut self) -> Option<TargetWork> {

@@ -52,6 +52,16 @@ pub struct RawioPlan {
 /// # Errors
 /// [`BenchError::Asked`] for a grid that cannot be, [`BenchError::Stopped`], or what the watcher says.
 pub fn run(plan: &RawioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut dyn Watch) -> Result<(), BenchError> {
+    run_with(plan, contenders, watch, |contender, point, cell, watch| measure(plan, contender, point, cell, watch))
+}
+
+/// The same, with each measurement made by `measure`, which is given an empty cell.
+pub(crate) fn run_with(
+    plan: &RawioPlan,
+    contenders: &mut [Box<dyn Contender>],
+    watch: &mut dyn Watch,
+    mut measure: impl FnMut(&mut dyn Contender, Point, Cell, &dyn Watch) -> Result<Cell, BenchError>,
+) -> Result<(), BenchError> {
     plan.grid.check()?;
     let points = plan.grid.points();
     let names: Vec<String> = contenders.iter().map(|contender| contender.identity().contender.clone()).collect();
@@ -67,7 +77,7 @@ pub fn run(plan: &RawioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut 
             let point = points[step.point];
             let contender = &mut *contenders[step.contender];
             let empty = empty_cell(plan, contender, point, step.run);
-            match measure(plan, contender, point, empty.clone(), watch) {
+            match measure(contender, point, empty.clone(), watch) {
                 Ok(cell) => Ok(cell),
                 Err(BenchError::Stopped) => Err(BenchError::Stopped),
                 Err(error) => Ok(empty.failed(error)),
@@ -91,6 +101,8 @@ pub(crate) fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Poi
         scheme: identity.scheme.clone(),
         row: identity.row.clone(),
         process: identity.process.clone(),
+        target_process: identity.target_process.clone(),
+        target_quota_percent: identity.target_quota_percent,
         medium: identity.medium.clone(),
         pattern: point.pattern.name().into(),
         size: point.size,
@@ -119,13 +131,32 @@ pub(crate) fn settle(contenders: &[Box<dyn Contender>], watch: &dyn Watch) -> Re
     Ok(())
 }
 
+/// The processes of both ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends<'a> {
+    pub(crate) target: &'a [u32],
+    pub(crate) initiators: &'a [u32],
+}
+
 /// One measurement: start all initiators, warm up, count for a while, stop.
 pub(crate) fn measure(
     plan: &RawioPlan,
     contender: &mut dyn Contender,
     point: Point,
+    cell: Cell,
+    watch: &dyn Watch,
+) -> Result<Cell, BenchError> {
+    measure_and(plan, contender, point, cell, watch, |_| Ok(()))
+}
+
+/// The same, with `look` between the warm-up and the measurement.
+pub(crate) fn measure_and(
+    plan: &RawioPlan,
+    contender: &mut dyn Contender,
+    point: Point,
     mut cell: Cell,
     watch: &dyn Watch,
+    look: impl FnOnce(Ends<'_>) -> Result<(), BenchError>,
 ) -> Result<Cell, BenchError> {
     let target_pids = contender.target_pids();
     let side_pids = contender.initiator_side_pids();
@@ -141,6 +172,7 @@ pub(crate) fn measure(
         initiators.iter_mut().try_for_each(InitiatorProcess::go)?;
     }
     pause(plan.warm_up, watch)?;
+    look(Ends { target: &target_pids, initiators: &initiator_pids })?;
     initiators.iter_mut().try_for_each(InitiatorProcess::say_mark)?;
     initiators.iter_mut().try_for_each(InitiatorProcess::wait_marked)?;
     let window = Window::open(&target_pids, &initiator_pids, plan.placement.as_ref())?;

@@ -1,6 +1,7 @@
 //! From lines of results to what people read: tables, plots, sentences and one page. Nothing here measures, and nothing here
 //! knows more than the lines say.
 
+mod client;
 mod experiment;
 mod figures;
 mod goal;
@@ -9,6 +10,7 @@ mod laziness;
 mod markdown;
 mod measure;
 mod png;
+mod profile;
 mod summary;
 mod wan;
 mod wan_goals;
@@ -34,6 +36,8 @@ pub struct Outputs {
     pub laziness: Option<PathBuf>,
     /// The WAN paper's experiment, likewise, between its two `wan` marks.
     pub wan: Option<PathBuf>,
+    /// CPU profiles by stage, likewise, between its two `profile` marks.
+    pub profile: Option<PathBuf>,
     /// One page with everything in it.
     pub html: Option<PathBuf>,
     /// A directory for plots, as SVG and (if it is built in) PNG.
@@ -48,6 +52,10 @@ const LAZINESS_MARKS: [&str; 2] =
 
 /// The same of the WAN paper's experiment.
 const WAN_MARKS: [&str; 2] = ["<!-- wan: begin (made by `make bench-wan`; do not edit) -->", "<!-- wan: end -->"];
+
+/// The same of CPU profiles.
+const PROFILE_MARKS: [&str; 2] =
+    ["<!-- profile: begin (made by `make bench-profile`; do not edit) -->", "<!-- profile: end -->"];
 
 /// Makes them; which files were written.
 ///
@@ -95,11 +103,18 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
         let section = laziness::section(results, &summaries);
         put(path, replace_section(&before, &section, LAZINESS_MARKS).as_bytes(), &mut written)?;
     }
+    if let Some(path) = &outputs.profile {
+        let before = fs::read_to_string(path).unwrap_or_default();
+        put(path, replace_section(&before, &profile::section(results), PROFILE_MARKS).as_bytes(), &mut written)?;
+    }
     Ok(written)
 }
 
 /// The tables alone, for a terminal.
 pub fn tables(results: &Results) -> String {
+    if results.cells.iter().any(|cell| cell.profile.is_some()) {
+        return profile::tables(results);
+    }
     let summaries = results.benches().iter().map(|bench| Summary::new(results, bench)).collect::<Vec<_>>();
     summaries.iter().map(markdown::table).collect::<Vec<_>>().join("\n")
 }

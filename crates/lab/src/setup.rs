@@ -24,6 +24,17 @@ pub struct Setup {
     pub record_cache: Option<u64>,
     /// Who does the cryptography.
     pub process: ProcessKind,
+    /// What is different for the target.
+    pub target: TargetTerms,
+}
+
+/// On which terms the target's process runs, where these are not the initiators'.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TargetTerms {
+    /// Who does its cryptography; `None`: who does the initiators'.
+    pub process: Option<ProcessKind>,
+    /// How much of its processor it may use, in percent; `None`: all.
+    pub quota_percent: Option<u32>,
 }
 
 impl Setup {
@@ -38,7 +49,20 @@ impl Setup {
             blocks_per_key: None,
             record_cache: None,
             process,
+            target: TargetTerms::default(),
         }
+    }
+
+    /// The same with a target on other terms, as far as these make a difference: S0 has no cryptography that anyone could do.
+    #[must_use]
+    pub fn with_target(self, terms: TargetTerms) -> Setup {
+        let process = terms.process.filter(|kind| self.scheme.is_channel() && *kind != self.process);
+        Setup { target: TargetTerms { process, ..terms }, ..self }
+    }
+
+    /// Who does the target's cryptography.
+    pub fn target_process(&self) -> ProcessKind {
+        self.target.process.unwrap_or(self.process)
     }
 
     /// Every combination that differs: S0 knows no suite, and without sealing nobody has its keys.
@@ -102,11 +126,20 @@ impl Setup {
         if self.process == ProcessKind::Software {
             label += " software";
         }
+        if let Some(process) = self.target.process {
+            label += &format!(" target {process}");
+        }
+        if let Some(percent) = self.target.quota_percent {
+            label += &format!(" target at {percent}%");
+        }
         label
     }
 
-    /// The paper's row: S2-1 done by hardware is S2-2.
+    /// The paper's row: S2-1 done by hardware is S2-2. It has none where the two ends differ.
     pub fn row(&self) -> &'static str {
+        if self.target.process.is_some() {
+            return "";
+        }
         match (self.scheme.name(), self.process) {
             ("S2-1", ProcessKind::Hardware) => "S2-2",
             ("S2-3", ProcessKind::Hardware) => "S2-4",
@@ -149,6 +182,19 @@ mod tests {
         let setups = Setup::all(&schemes[2..], &suites[..1], &custodies, &kinds[..1], &[None], &keys, &[None]);
         let labels: Vec<String> = setups.iter().map(Setup::label).collect();
         assert_eq!(labels, ["S2-5", "S2-5 custody target", "S2-5 custody target 16 blocks a key"]);
+    }
+
+    #[test]
+    fn a_targets_own_terms_are_in_the_name_where_they_make_a_difference() {
+        let setups = SchemeChoice::list("S0,S2-5").unwrap().into_iter().map(Setup::new);
+        let terms = TargetTerms { process: Some(ProcessKind::Software), quota_percent: Some(40) };
+        let setups: Vec<Setup> = setups.map(|setup| setup.with_target(terms)).collect();
+        let labels: Vec<String> = setups.iter().map(Setup::label).collect();
+        assert_eq!(labels, ["S0 target at 40%", "S2-5 target software target at 40%"]);
+        assert_eq!((setups[1].target_process(), setups[1].process), (ProcessKind::Software, ProcessKind::Hardware));
+        assert_eq!((setups[0].row(), setups[1].row()), ("S0", ""), "the paper has no row with ends that differ");
+        let same = TargetTerms { process: Some(ProcessKind::Hardware), ..TargetTerms::default() };
+        assert_eq!(Setup::new(setups[1].scheme).with_target(same).label(), "S2-5");
     }
 
     #[test]

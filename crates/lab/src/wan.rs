@@ -176,7 +176,7 @@ impl WanContender {
         let scheme = setting.scheme().name().to_owned();
         let (row, process) = (String::new(), ProcessKind::default().name().to_owned());
         let medium = targets.first().map(|target| target.identity().medium.clone()).unwrap_or_default();
-        let identity = Identity { contender, scheme, row, process, medium };
+        let identity = Identity { contender, scheme, row, process, medium, ..Identity::default() };
         let size_max = size_max.max(TEACHING_WRITE_BYTES);
         WanContender { identity, setting, suite, targets, pool, size_max, connections: None }
     }

@@ -8,16 +8,14 @@ use strongroom_block::Custody;
 use strongroom_initiator::VolumeUrl;
 use strongroom_lab::engine::{AttachSettings, ChannelSettings, SealingSettings};
 use strongroom_lab::rawio::{self, RawioPlan};
-use strongroom_lab::{Contender, Elsewhere, Grid, Hosts, Ours, OursOptions, Pattern, SchemeChoice, Setup};
+use strongroom_lab::{Contender, Elsewhere, SchemeChoice, Setup};
 
 use super::ciphers::CipherArgs;
+use super::own_target::{GridArgs, OwnTargetArgs};
 use super::site::Site;
 use super::{PlacementArgs, RunArgs, parse_io_size};
 use strongroom::AccessArgs;
 use strongroom::units::parse_size;
-
-/// Block size of volumes, unless an I/O is smaller.
-const BLOCK_SIZE_USUAL: u64 = 4096;
 
 /// Sequential and random reads and writes (the lazy-crypto paper's Figure 6).
 #[derive(Args)]
@@ -83,39 +81,6 @@ struct KeyArgs {
     record_cache: Vec<u64>,
 }
 
-/// The combinations to measure.
-#[derive(Args)]
-struct GridArgs {
-    /// Patterns: seqread, seqwrite, randread, randwrite.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
-    patterns: Vec<Pattern>,
-    /// Bytes of one I/O: powers of two from 512 to 16MiB.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4k,64k", value_parser = parse_io_size)]
-    sizes: Vec<u64>,
-    /// I/Os in flight for each initiator, 1 to 128.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16")]
-    depths: Vec<u32>,
-    /// Initiators at once, each a process and a session.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
-    initiators: Vec<u32>,
-}
-
-/// The volumes of a target of our own.
-#[derive(Args)]
-struct OwnTargetArgs {
-    /// Bytes of our own target's volumes.
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
-    volume_size: u64,
-    /// How often our own target's volumes are written before the first measurement. One that has just started still takes memory for its
-    /// caches while it writes; after 1 or 2 GiB it has what it needs.
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    fills: u32,
-    /// What lies beneath our own target's store, as `volume create` takes it: memory, directory (in --work-dir), file:PATH,
-    /// device:PATH. The whole store is above it in any case, its log, versions and cleaning.
-    #[arg(long, default_value = "memory")]
-    medium: String,
-}
-
 fn parse_custody(text: &str) -> Result<Custody, String> {
     let found = [Custody::KeyFile, Custody::Target].into_iter().find(|custody| custody.to_string() == text);
     found.ok_or_else(|| format!("'{text}' is no custody that can be measured; there are keyfile and target"))
@@ -129,7 +94,10 @@ pub(crate) fn run(args: &RawioArgs) -> Result<()> {
     let site = Site::new(args.run.work_dir.as_deref())?;
     let mut contenders = match &args.url {
         Some(url) => vec![args.elsewhere(url, &site)?],
-        None => args.ours(&setups, &plan, &site)?,
+        None => {
+            let session = &args.access.session;
+            args.own_target.start(&setups, &plan, &site, session.connections, &session.busy_poll.to_string())?
+        },
     };
     let outcome = rawio::run(&plan, &mut contenders, &mut progress);
     drop(contenders);
@@ -139,13 +107,12 @@ pub(crate) fn run(args: &RawioArgs) -> Result<()> {
 impl RawioArgs {
     fn plan(&self) -> Result<RawioPlan> {
         let (time, warm_up) = self.run.times()?;
-        let grid = Grid {
-            patterns: self.grid.patterns.clone(),
-            sizes: self.grid.sizes.clone(),
-            depths: self.grid.depths.clone(),
-            initiators: self.grid.initiators.clone(),
-        };
-        grid.check()?;
+        let grid = self.grid.grid()?;
+        if self.url.is_some() && self.own_target.is_limited() {
+            bail!(
+                "--target-quota and --target-process are about a target that this command starts; leave --url or them out"
+            );
+        }
         if self.url.is_some() && !self.destroy_data && (self.verify || grid.patterns.iter().any(|p| p.is_write())) {
             bail!(
                 "writing to, or verifying, the volume at --url means to overwrite all of it; if that is meant, add \
@@ -184,35 +151,9 @@ impl RawioArgs {
         let caches: Vec<Option<u64>> = self.keys.record_cache.iter().copied().map(Some).collect();
         let caches = if caches.is_empty() { vec![None] } else { caches };
         let suites = &self.ciphers.suites;
-        Ok(Setup::all(&schemes, suites, &self.keys.custody, &processes, &seal_bytes, &blocks_per_key, &caches))
-    }
-
-    fn ours(&self, setups: &[Setup], plan: &RawioPlan, site: &Site) -> Result<Vec<Box<dyn Contender>>> {
-        let mut block_sizes: Vec<u64> = plan.grid.sizes.iter().map(|size| (*size).min(BLOCK_SIZE_USUAL)).collect();
-        block_sizes.sort_unstable();
-        block_sizes.dedup();
-        let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
-        let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
-        let busy_poll = self.access.session.busy_poll.to_string();
-        for &setup in setups {
-            let ours = Ours::start(OursOptions {
-                lab_binary: lab_binary.clone(),
-                setup,
-                medium: self.own_target.medium.clone(),
-                volume_bytes: self.own_target.volume_size,
-                block_sizes: block_sizes.clone(),
-                placement: plan.placement.clone().expect("both ends are ours"),
-                directory: site.directory(&setup.file_name())?,
-                serve_args: vec!["--busy-poll".into(), busy_poll.clone()],
-                hosts: Hosts::default(),
-            })?;
-            contenders.push(Box::new(
-                ours.with_connections(self.access.session.connections)
-                    .with_busy_poll(&busy_poll)
-                    .with_fills(self.own_target.fills),
-            ));
-        }
-        Ok(contenders)
+        let setups =
+            Setup::all(&schemes, suites, &self.keys.custody, &processes, &seal_bytes, &blocks_per_key, &caches);
+        self.own_target.on_terms(setups)
     }
 
     fn elsewhere(&self, url: &VolumeUrl, site: &Site) -> Result<Box<dyn Contender>> {
@@ -236,7 +177,7 @@ impl RawioArgs {
             busy_poll: Some(self.access.session.busy_poll.to_string()),
             ..AttachSettings::default()
         };
-        if settings.initiator_name.is_some() && self.grid.initiators.iter().any(|count| *count > 1) {
+        if settings.initiator_name.is_some() && self.grid.initiators().iter().any(|count| *count > 1) {
             bail!("several initiators cannot go by one name; leave --initiator-name out");
         }
         if url.is_channel() {

@@ -31,6 +31,9 @@ pub(crate) struct ReportArgs {
     /// Put the WAN paper's experiment between the `wan` marks of this Markdown file: findings, plots and tables.
     #[arg(long, value_name = "FILE")]
     wan: Option<PathBuf>,
+    /// Put CPU profiles (`strongroom-lab profile`) between the `profile` marks of this Markdown file.
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -45,6 +48,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         markdown: args.markdown.clone(),
         laziness: args.laziness.clone(),
         wan: args.wan.clone(),
+        profile: args.profile.clone(),
         html: args.html.clone(),
         plots: args.plots.clone(),
     };

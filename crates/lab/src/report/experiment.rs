@@ -103,6 +103,26 @@ const KNOWN: &[Description] = &[
         "The target's capacity at 64 KiB, with AES instructions",
         Measure::TargetPerGib,
     ),
+    Description::titled(
+        "client",
+        "Client throughput: initiators that seal, the processor of each end its own",
+        Measure::Throughput,
+    ),
+    Description::titled(
+        "client-quota",
+        "Client throughput: the target limited to a share of its processor",
+        Measure::Throughput,
+    ),
+    Description::titled(
+        "client-target-software",
+        "Client throughput: AES instructions masked at the target alone",
+        Measure::Throughput,
+    ),
+    Description::titled(
+        "client-quota-paper",
+        "Client throughput: the paper's ciphers, the target limited to a share of its processor",
+        Measure::Throughput,
+    ),
     Description::titled("capacity-4k", "The same at 4 KiB", Measure::TargetPerKio),
     Description::titled("capacity-software", "The same with those instructions masked", Measure::TargetPerGib),
     Description::titled("capacity-paper", "The same with the paper's ciphers", Measure::TargetPerGib),

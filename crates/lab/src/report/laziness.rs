@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 
+use super::client;
 use super::goal::Goal;
 use super::markdown;
 use super::measure::Measure;
@@ -211,6 +212,7 @@ pub(crate) fn section(results: &Results, summaries: &[Summary]) -> String {
     if let Some(plainly) = plainly(summaries) {
         let _ = writeln!(out, "\n**Plainly.** {plainly}");
     }
+    out += &client::table(summaries);
     for summary in summaries {
         let _ = writeln!(out, "\n### {}\n\n{}\n", summary.experiment.title, words::reliability(summary));
         for failure in words::failures(summary) {

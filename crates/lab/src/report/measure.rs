@@ -25,7 +25,7 @@ pub enum Measure {
     InitiatorPerGib,
     /// CPU milliseconds of the initiators for 1000 I/Os.
     InitiatorPerKio,
-    /// How busy the target's processors were.
+    /// How busy the target's processors were, of what it may use of them.
     TargetBusy,
     /// How busy the initiators' were.
     InitiatorBusy,
@@ -57,7 +57,11 @@ impl Measure {
             Measure::TargetPerKio => cell.cpu.target_cpu_ms_per_kio,
             Measure::InitiatorPerGib => cell.cpu.initiator_cpu_s_per_gib,
             Measure::InitiatorPerKio => cell.cpu.initiator_cpu_ms_per_kio,
-            Measure::TargetBusy => cell.cpu.target_busy,
+            Measure::TargetBusy => {
+                let share = f64::from(cell.key.target_quota_percent.unwrap_or(100)) / 100.0;
+                // What else ran there is in it too.
+                cell.cpu.target_busy.map(|busy| (busy / share).min(1.0))
+            }
             Measure::InitiatorBusy => cell.cpu.initiator_busy,
             Measure::TargetCrypto => cell.crypto.target_crypto_per_byte,
             Measure::InitiatorCrypto => cell.crypto.initiator_crypto_per_byte,

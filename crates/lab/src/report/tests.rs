@@ -104,6 +104,7 @@ fn every_file_is_made_and_a_document_keeps_what_people_wrote() {
         plots: Some(plots.clone()),
         laziness: None,
         wan: None,
+        profile: None,
     };
     write(&results(), &outputs).unwrap();
     let first = std::fs::read_to_string(&markdown).unwrap();

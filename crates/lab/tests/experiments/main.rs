@@ -172,6 +172,112 @@ fn software_processes_do_without_aes_instructions() {
     }
 }
 
+/// Whether this machine lets us sample its processors; if not, why.
+fn perf_can_look() -> Result<(), String> {
+    let mut perf = std::process::Command::new("perf");
+    perf.args(["record", "--quiet", "--event", "cpu-clock", "--cpu", "0", "--output", "/dev/null", "--", "true"]);
+    match perf.output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Err(format!("cannot run perf: {error}")),
+    }
+}
+
+/// Both ends are sampled, nearly every sample is given to a stage, and the stages are those that the scheme has.
+#[test]
+fn profiles_give_the_time_of_an_io_to_its_stages() {
+    if let Err(reason) = perf_can_look() {
+        println!("skipped: profiles were not tested: {reason}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, page) = (path("profile.jsonl"), path("profile.md"));
+    let grid = ["--schemes", "S0,S2-5", "--patterns", "seqwrite", "--sizes", "64k", "--volume-size", "8MiB"];
+    let looks = ["--look", "1", "--count", "0.1", "--runs", "1", "--quiet"];
+    let us = |end: &Value, stage: &str| end["stages_us"][stage].as_f64().unwrap_or(0.0);
+    let sum = |end: &Value| end["stages_us"].as_object().unwrap().values().map(|us| us.as_f64().unwrap()).sum::<f64>();
+    let is_right = |cell: &Value| {
+        let (target, initiator) = (&cell["profile"]["target"], &cell["profile"]["initiator"]);
+        let is_sealed = cell["scheme"] == "S2-5";
+        let adds_up = [(target, "target_cpu_ms_per_kio"), (initiator, "initiator_cpu_ms_per_kio")]
+            .iter()
+            .all(|(end, whole)| (sum(end) / cell[*whole].as_f64().unwrap() - 1.0).abs() < 0.01);
+        let is_known = [target, initiator].iter().all(|end| us(end, "unknown") < 0.1 * sum(end));
+        adds_up
+            && is_known
+            && is_sealed == (us(initiator, "seal, open") > 0.0)
+            && us(target, "seal, open") == 0.0
+            && is_sealed == (us(target, "channel") > 0.0)
+            && us(target, "store: log, append") > 0.0
+            && us(initiator, "store: log, append") == 0.0
+            && us(initiator, "socket (kernel)") > 0.0
+    };
+    let cells = measured(&[&["profile"], &grid[..], &looks].concat(), &json, is_right);
+    assert_eq!(cells.len(), 2);
+    run(&["report", &json, "--profile", &page]).ok();
+    let page = fs::read_to_string(&page).unwrap();
+    assert!(page.contains("| stage | S0 | S2-5 | more |") && page.contains(", 1 initiator: target"), "{page}");
+    assert!(page.contains("| seal, open | 0.00 |") && page.contains("<!-- profile: end -->"), "{page}");
+    run(&["profile", "--look", "0"]).failed(&["--look 0.05"]);
+    run(&["profile", "--schemes", "S9-9"]).failed(&["S9-9"]);
+}
+
+/// A limited target takes its share by the kernel's account, says so in its cells, and leaves no cgroup behind.
+#[test]
+fn a_targets_quota_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
+    let command = ["rawio", "--schemes", "S2-5", "--target-quota", "20", "--patterns", "randread", "--sizes", "4k"];
+    let command = [&command[..], &["--volume-size", "8MiB"], &SHORT].concat();
+    let said = run(&[&command[..], &["--seconds", "0.5", "--json", &json]].concat());
+    if said.stderr.contains("--target-quota cannot limit the target") {
+        println!("skipped: quotas were not tested: {}", said.stderr.trim());
+        return;
+    }
+    for cell in measured(&command, &json, |cell| cell["elapsed_s"].as_f64() > Some(0.3)) {
+        let cpu = cell["target_cpu"].as_f64().unwrap();
+        assert!(cpu < 0.3, "20 % of a processor were allowed: {cell}");
+        assert_eq!((&cell["target_quota_percent"], &cell["process"]), (&20.into(), &"hardware".into()), "{cell}");
+        assert_eq!(cell["contender"], "S2-5 target at 20%", "{cell}");
+    }
+    let left =
+        fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().flat_map(|entry| {
+            fs::read_dir(entry.path()).into_iter().flatten().flatten().map(|entry| entry.file_name())
+        });
+    // Those of other tests of this user may be there still.
+    let is_ours = |name: &std::ffi::OsString| {
+        let pid = name.to_str().and_then(|name| name.strip_prefix("strongroom-lab-")?.split('-').next());
+        pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists())
+    };
+    let left: Vec<_> = left.filter(is_ours).collect();
+    assert!(left.is_empty(), "{left:?}");
+    run(&["rawio", "--target-quota", "0"]).failed(&["--target-quota"]);
+    run(&["rawio", "--url", "strongroom://x/y", "--target-quota", "50", "--patterns", "seqread"]).failed(&["--url"]);
+}
+
+/// The mask is the target's alone: the target's cryptography becomes slow, the initiators' does not.
+#[test]
+fn a_target_alone_does_without_aes_instructions() {
+    if !has_aes_instructions() {
+        println!("skipped: this processor has no AES instructions that could be masked");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
+    let command =
+        ["rawio", "--schemes", "S0,S2-1", "--target-process", "software", "--sizes", "64k", "--patterns", "seqread"];
+    let command = [&command[..], &["--volume-size", "8MiB"], &SHORT].concat();
+    let is_slower_there = |cell: &Value| {
+        let cost = |end: &str| cell[end].as_f64().unwrap();
+        cell["scheme"] == "S0" || cost("target_cpu_s_per_gib") > 3.0 * cost("initiator_cpu_s_per_gib")
+    };
+    for cell in measured(&command, &json, is_slower_there) {
+        let target = if cell["scheme"] == "S0" { Value::Null } else { "software".into() };
+        assert_eq!((&cell["process"], &cell["target_process"]), (&"hardware".into(), &target), "{cell}");
+    }
+}
+
 fn has_aes_instructions() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("aes");
