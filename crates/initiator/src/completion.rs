@@ -2,31 +2,54 @@
 //!
 //! Absent: any limit. What may be in flight is limited where requests come in; a completion only replaces its request.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{Completion, DeviceError, DeviceErrorKind, Lba};
+use strongroom_block::{Completion, CompletionSink, DeviceError, DeviceErrorKind, Lba};
 
 /// Finished requests in the order in which they finished.
 #[derive(Debug, Default)]
 pub(crate) struct CompletionQueue {
     finished: Mutex<Vec<Completion>>,
     arrived: Condvar,
+    /// Is offered each of them first.
+    sink: RwLock<Option<Arc<dyn CompletionSink>>>,
 }
 
 impl CompletionQueue {
-    /// Adds one; wakes the consumer.
+    /// Adds one; wakes the consumer. To be called without a lock that the sink or a submitter might want.
     pub(crate) fn push(&self, completion: Completion) {
-        lock(&self.finished).push(completion);
-        self.arrived.notify_one();
+        let left = match self.sink() {
+            Some(sink) => sink.complete(completion),
+            None => Some(completion),
+        };
+        if let Some(completion) = left {
+            lock(&self.finished).push(completion);
+            self.arrived.notify_one();
+        }
     }
 
-    /// Moves everything in `batch` over with one wake-up.
+    /// Moves everything in `batch` over with one wake-up. As [`CompletionQueue::push`].
     pub(crate) fn append(&self, batch: &mut Vec<Completion>) {
+        if batch.is_empty() {
+            return;
+        }
+        if let Some(sink) = self.sink() {
+            *batch = batch.drain(..).filter_map(|completion| sink.complete(completion)).collect();
+        }
         if !batch.is_empty() {
             lock(&self.finished).append(batch);
             self.arrived.notify_one();
         }
+    }
+
+    /// As [`strongroom_block::BlockDevice::offer_completions`].
+    pub(crate) fn offer_to(&self, sink: Arc<dyn CompletionSink>) {
+        *self.sink.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    }
+
+    fn sink(&self) -> Option<Arc<dyn CompletionSink>> {
+        self.sink.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// As [`strongroom_block::BlockDevice::poll_completions`].
