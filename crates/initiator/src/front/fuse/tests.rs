@@ -12,7 +12,8 @@ use strongroom_block::{BlockSize, DeviceErrorKind, Geometry, Lba};
 use super::filesystem::cut_at_blocks;
 use super::*;
 use crate::MemoryDevice;
-use crate::front::loop_device::{FileSystemMount, LoopDevice};
+use crate::front::file_system::FileSystemMount;
+use crate::front::loop_device::LoopDevice;
 
 const SIZE: u64 = 1 << 20;
 

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use strongroom_block::{BlockDevice, BlockSize};
+use strongroom_initiator::front::file_system::FileSystemMount;
 use strongroom_initiator::front::fuse::{FuseMount, FuseOptions};
-use strongroom_initiator::front::loop_device::{self, FileSystemMount, LoopDevice};
+use strongroom_initiator::front::loop_device::{self, LoopDevice};
 
 /// How long a forced end waits for the kernel to end the mount.
 const FORCED_PATIENCE: Duration = Duration::from_millis(500);
