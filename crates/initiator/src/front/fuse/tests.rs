@@ -349,7 +349,9 @@ fn the_newest_sink_is_offered_completions_before_they_can_be_polled() {
     let (first, second) = (Arc::new(EvenTokens::default()), Arc::new(EvenTokens::default()));
     for (sink, tokens) in [(&first, [0, 1]), (&second, [2, 3])] {
         device.offer_completions(sink.clone());
-        tokens.map(|token| device.submit(Token(token), Request::Flush));
+        for token in tokens {
+            device.submit(Token(token), Request::Flush);
+        }
     }
     let mut polled = Vec::new();
     device.poll_completions(&mut polled);
