@@ -1,5 +1,6 @@
 //! What an application sees: a block device that completes requests in any order.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{Buffer, BufferMut, Geometry, Lba};
@@ -93,6 +94,13 @@ pub struct Completion {
     pub result: Result<Option<BufferMut>, DeviceError>,
 }
 
+/// Answers requests in the thread in which they end, without a hand-over to the consumer of the completions.
+pub trait CompletionSink: std::fmt::Debug + Send + Sync {
+    /// Takes a completion, or gives it back for [`BlockDevice::poll_completions`]. Called in the device's own thread, or in `submit`: it must
+    /// return soon, and not submit anything.
+    fn complete(&self, completion: Completion) -> Option<Completion>;
+}
+
 /// A device that takes requests by token and completes them in any order, from any thread.
 ///
 /// A request that was submitted always completes, once. One consumer takes the completions.
@@ -105,4 +113,7 @@ pub trait BlockDevice: Send + Sync {
     fn poll_completions(&self, completions: &mut Vec<Completion>) -> usize;
     /// Blocks until a completion can be polled (true) or the time is over (false).
     fn wait(&self, timeout: Option<Duration>) -> bool;
+    /// Offers each completion from now on to `sink`, and no longer to the one before, before it can be polled. A device that cannot do that
+    /// leaves all of them to be polled.
+    fn offer_completions(&self, _sink: Arc<dyn CompletionSink>) {}
 }

@@ -20,7 +20,7 @@ pub use address::{BlockSize, Geometry, GeometryError, Lba};
 pub use buffer::{BUFFER_ALIGN, Buffer, BufferMut};
 pub use checksum::keyless_checksum;
 pub use counters::{CryptoBytes, CryptoCounters};
-pub use device::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Request, Token};
+pub use device::{BlockDevice, Completion, CompletionSink, DeviceError, DeviceErrorKind, Request, Token};
 pub use foreign::{FOREIGN_CHARS_MAX, Foreign, foreign, with_foreign_parts};
 pub use identity::{AttachId, ParseIdError, SealingDomain, Stamp, StoreSequence, VolumeId};
 pub use opener::{BlockKeyWrap, OpenError, Opener, Resealer, WrapError};

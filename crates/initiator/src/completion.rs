@@ -3,10 +3,10 @@
 //! Absent: any limit. What may be in flight is limited where requests come in; a completion only replaces its request.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{Completion, DeviceError, DeviceErrorKind, Lba};
+use strongroom_block::{Completion, CompletionSink, DeviceError, DeviceErrorKind, Lba};
 use strongroom_net::{BusyPoll, BusyPoller, Look, PollCounters};
 
 /// Finished requests in the order in which they finished.
@@ -17,6 +17,8 @@ pub(crate) struct CompletionQueue {
     /// Completions that wait, for a consumer that looks without the lock.
     count: AtomicUsize,
     poller: Mutex<BusyPoller>,
+    /// Is offered each of them first.
+    sink: RwLock<Option<Arc<dyn CompletionSink>>>,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +42,7 @@ impl CompletionQueue {
             arrived: Condvar::new(),
             count: AtomicUsize::new(0),
             poller: Mutex::new(BusyPoller::new(busy_poll)),
+            sink: RwLock::new(None),
         }
     }
 
@@ -48,13 +51,25 @@ impl CompletionQueue {
         lock(&self.poller).counters
     }
 
-    /// Adds one; wakes the consumer.
+    /// Adds one; wakes the consumer. To be called without a lock that the sink or a submitter might want.
     pub(crate) fn push(&self, completion: Completion) {
-        self.add(|completions| completions.push(completion));
+        let left = match self.sink() {
+            Some(sink) => sink.complete(completion),
+            None => Some(completion),
+        };
+        if let Some(completion) = left {
+            self.add(|completions| completions.push(completion));
+        }
     }
 
-    /// Moves everything in `batch` over with one wake-up.
+    /// Moves everything in `batch` over with one wake-up. As [`CompletionQueue::push`].
     pub(crate) fn append(&self, batch: &mut Vec<Completion>) {
+        if batch.is_empty() {
+            return;
+        }
+        if let Some(sink) = self.sink() {
+            *batch = batch.drain(..).filter_map(|completion| sink.complete(completion)).collect();
+        }
         if !batch.is_empty() {
             self.add(|completions| completions.append(batch));
         }
@@ -68,6 +83,15 @@ impl CompletionQueue {
             drop(finished);
             self.arrived.notify_one();
         }
+    }
+
+    /// As [`strongroom_block::BlockDevice::offer_completions`].
+    pub(crate) fn offer_to(&self, sink: Arc<dyn CompletionSink>) {
+        *self.sink.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    }
+
+    fn sink(&self) -> Option<Arc<dyn CompletionSink>> {
+        self.sink.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// As [`strongroom_block::BlockDevice::poll_completions`].

@@ -38,7 +38,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use strongroom_block::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token};
+use strongroom_block::{
+    BlockDevice, Completion, CompletionSink, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token,
+};
 use strongroom_net::Waker;
 use strongroom_scsi::vendor::lease::Writer;
 
@@ -430,6 +432,10 @@ impl BlockDevice for RemoteDevice {
 
     fn wait(&self, timeout: Option<Duration>) -> bool {
         self.intake.completions.wait(timeout)
+    }
+
+    fn offer_completions(&self, sink: Arc<dyn CompletionSink>) {
+        self.intake.completions.offer_to(sink);
     }
 }
 

@@ -3,11 +3,13 @@
 //! Completes at once and in the order of submission, unless it was told to hold completions back. Absent: durability.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use strongroom_block::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token};
+use strongroom_block::{
+    BlockDevice, Completion, CompletionSink, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token,
+};
 
 use crate::completion::{CompletionQueue, device_error, lock};
 
@@ -147,5 +149,9 @@ impl BlockDevice for MemoryDevice {
 
     fn wait(&self, timeout: Option<Duration>) -> bool {
         self.completions.wait(timeout)
+    }
+
+    fn offer_completions(&self, sink: Arc<dyn CompletionSink>) {
+        self.completions.offer_to(sink);
     }
 }

@@ -1,8 +1,8 @@
 //! The front end that any program can use: a volume as one file in a FUSE mount.
 //!
 //! The file is named after the volume and has its size, also when that grows ([`ShownSize`]). Direct I/O only: nothing is cached between
-//! initiators, and what a program wrote is with the target when its `write` returns. Requests are answered from the
-//! thread that takes the device's completions, in any order, so the kernel can keep many in flight.
+//! initiators, and what a program wrote is with the target when its `write` returns. Requests are answered in any order, so the kernel can
+//! keep many in flight: by the device's thread, where that is the shorter way, or by one that takes its completions.
 //! Absent: any knowledge of the network. This room sees a [`BlockDevice`].
 //!
 //! A file system on a loop device on this file can deadlock under memory pressure unless the process was prepared by
@@ -164,6 +164,7 @@ impl FuseMount {
         let failed = |source| FuseError::Mount { path: mount_point.clone(), source };
 
         let pending = Arc::new(Pending::default());
+        device.offer_completions(pending.clone());
         let file = VolumeFile::new(device.clone(), pending.clone(), options);
         let session = Session::new(file, &mount_point, &session_config(options)).map_err(failed)?;
         let shown = ShownSize { notifier: session.notifier(), file_path: mount_point.join(name) };
@@ -336,5 +337,7 @@ fn session_config(options: &FuseOptions) -> Config {
     ];
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(options.threads.clamp(1, THREADS_MAX));
+    // A queue of its own for each thread, whose lock no other one takes.
+    config.clone_fd = true;
     config
 }

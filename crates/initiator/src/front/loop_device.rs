@@ -1,22 +1,17 @@
-//! A loop device on the volume's file, and the file system on it: what `attach --mount` adds to the FUSE file.
+//! A loop device on the volume's file: what `attach --mount` adds to the FUSE file, and mounts the file system from.
 //!
 //! The loop device gets the volume's block size as its sector size where the kernel allows that, so that file systems
-//! send whole blocks, and direct I/O, so that nothing is cached twice. Absent: making file systems; finding volumes.
+//! send whole blocks, and direct I/O, so that nothing is cached twice. Absent: mounting ([`super::file_system`]); finding volumes.
 
 #![allow(unsafe_code)] // The loop driver speaks ioctl.
 
-use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-
-use super::umount_helper;
 
 const LOOP_SET_STATUS64_BYTES: usize = 232;
 const LOOP_CLR_FD: libc::c_ulong = 0x4C01;
@@ -29,10 +24,13 @@ const LO_FLAGS_DIRECT_IO: u32 = 16;
 const EXT_BLOCK_BYTES: u32 = 4096;
 /// How much of a device's end is looked at before a file system is made on it, in bytes: there are signatures of RAID and ZFS there.
 const END_BYTES: u64 = 1 << 20;
+/// Requests of the loop device's queue, in KiB: no larger than one FUSE request, or each would be split into a large and a small one.
+const REQUEST_KIB: u32 = 1024;
+/// How far the kernel reads ahead of a sequential reader of the file system, in KiB: four requests, so that the network has the next ones
+/// while one is copied.
+const READ_AHEAD_KIB: u32 = 4096;
 /// How often to look for another free loop device when somebody was faster.
 const GET_FREE_TRIES: u32 = 32;
-/// Between tries to unmount a file system that is in use.
-const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// Major number of loop devices.
 pub(crate) const LOOP_MAJOR: u32 = 7;
 
@@ -182,6 +180,7 @@ impl LoopDevice {
                 File::options().read(true).write(!read_only).open(&device_path).map_err(LoopError::NoDevice)?;
             match configure(&device, backing, path, sector_bytes_max, read_only) {
                 Ok(sector_bytes) => {
+                    tune_queue(number as u32);
                     tracing::info!(device = %device_path.display(), sector_bytes, "loop device on the volume");
                     return Ok(LoopDevice { path: device_path, volume: path.to_owned(), device, sector_bytes });
                 }
@@ -305,148 +304,6 @@ pub fn refresh_size(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A file system mounted from a loop device. Dropped, it is *not* unmounted: [`FileSystemMount::unmount`] is explicit,
-/// because it can be refused.
-#[derive(Debug)]
-pub struct FileSystemMount {
-    directory: PathBuf,
-    device: LoopDevice,
-    /// Whether umount(8) was told to run our helper for it.
-    has_helper: bool,
-}
-
-impl FileSystemMount {
-    /// Mounts what is on `device` on `directory`; `file_system` names the type, else it is detected.
-    ///
-    /// # Errors
-    /// [`LoopError`]; the loop device is gone then.
-    pub fn mount(
-        device: LoopDevice,
-        directory: &Path,
-        file_system: Option<&str>,
-        read_only: bool,
-    ) -> Result<FileSystemMount, LoopError> {
-        let file_system = match file_system {
-            Some(name) => name.to_owned(),
-            None => device.detect_file_system()?.to_owned(),
-        };
-        let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
-        if read_only {
-            flags |= MountFlags::RDONLY;
-        }
-        let failed =
-            |source| LoopError::Mount { file_system: file_system.clone(), directory: directory.to_owned(), source };
-        let directory = directory.canonicalize().map_err(failed)?;
-        let mount_with = |data: Option<&CStr>| mount(device.path(), &directory, file_system.as_str(), flags, data);
-        let mounted = match (mount_with(None), without_replay(&file_system)) {
-            // What was in use when it was kept has a journal to be replayed, which cannot be written.
-            (Err(Errno::ROFS), Some(option)) if read_only => {
-                let mounted = mount_with(Some(option));
-                if mounted.is_ok() {
-                    tracing::warn!(
-                        option = %option.to_string_lossy(),
-                        "the file system was in use when this was kept, and its journal cannot be replayed here: what was written \
-                         last may be missing or torn. For all of it clone the snapshot and mount the clone, or freeze the file \
-                         system (fsfreeze) before the next snapshot"
-                    );
-                }
-                mounted
-            }
-            (mounted, _) => mounted,
-        };
-        mounted.map_err(|error| failed(error.into()))?;
-        tracing::info!(file_system, directory = %directory.display(), "file system mounted");
-        let has_helper = umount_helper::is_installed();
-        if has_helper {
-            umount_helper::register(&directory, &file_system, device.path());
-        }
-        Ok(FileSystemMount { directory, device, has_helper })
-    }
-
-    /// Where it is mounted.
-    pub fn directory(&self) -> &Path {
-        &self.directory
-    }
-
-    /// The loop device underneath.
-    pub fn device(&self) -> &LoopDevice {
-        &self.device
-    }
-
-    /// Takes the file system from its directory at once. Programs that use it go on until they close it; then the kernel frees the loop
-    /// device too.
-    pub fn unmount_lazily(self) {
-        if let Err(error) = unmount(&self.directory, UnmountFlags::DETACH)
-            && error != Errno::INVAL
-        {
-            tracing::warn!(directory = %self.directory.display(), %error, "cannot unmount");
-        }
-        self.forget_helper();
-    }
-
-    fn forget_helper(&self) {
-        if self.has_helper {
-            umount_helper::forget(&self.directory);
-        }
-    }
-
-    /// Unmounts the file system (which writes everything back), then frees the loop device.
-    ///
-    /// # Errors
-    /// [`LoopError::Busy`] hands it back in working order.
-    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
-    pub fn unmount(self) -> Result<(), (FileSystemMount, LoopError)> {
-        self.unmount_within(Duration::ZERO)
-    }
-
-    /// As [`FileSystemMount::unmount`], but waits for `patience` until nothing uses the file system any more.
-    ///
-    /// # Errors
-    /// As [`FileSystemMount::unmount`].
-    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
-    pub fn unmount_within(mut self, patience: Duration) -> Result<(), (FileSystemMount, LoopError)> {
-        let until = Instant::now() + patience;
-        loop {
-            match self.unmount_now() {
-                Err((busy, LoopError::Busy { .. })) if Instant::now() < until => {
-                    std::thread::sleep(BUSY_PAUSE);
-                    self = busy;
-                }
-                outcome => return outcome,
-            }
-        }
-    }
-
-    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
-    fn unmount_now(self) -> Result<(), (FileSystemMount, LoopError)> {
-        match unmount(&self.directory, UnmountFlags::empty()) {
-            // Not mounted any more: somebody was faster.
-            Ok(()) | Err(Errno::INVAL) => {
-                self.forget_helper();
-                Ok(())
-            }
-            Err(Errno::BUSY) => {
-                let directory = self.directory.clone();
-                Err((self, LoopError::Busy { directory }))
-            }
-            Err(error) => {
-                let directory = self.directory.clone();
-                Err((self, LoopError::Unmount { directory, source: error.into() }))
-            }
-        }
-    }
-}
-
-/// How a file system is mounted without writing to it at all.
-fn without_replay(file_system: &str) -> Option<&'static CStr> {
-    match file_system {
-        "ext3" | "ext4" => Some(c"noload"),
-        "xfs" => Some(c"norecovery"),
-        "btrfs" => Some(c"rescue=nologreplay"),
-        _ => None,
-    }
-}
-
 /// As much of the start of a device as tells which file system is on it.
 fn read_start(device: &File) -> io::Result<Vec<u8>> {
     let mut start = vec![0; 0x10_0A0];
@@ -511,6 +368,16 @@ fn loop_node(number: u32) -> io::Result<PathBuf> {
         }
     }
     Ok(path)
+}
+
+/// Has the kernel use requests that FUSE takes whole, and read far ahead. Without it the device is slower, no more.
+fn tune_queue(number: u32) {
+    for (name, kib) in [("max_sectors_kb", REQUEST_KIB), ("read_ahead_kb", READ_AHEAD_KIB)] {
+        let path = format!("/sys/class/block/loop{number}/queue/{name}");
+        if let Err(error) = std::fs::write(&path, kib.to_string()) {
+            tracing::debug!(path, kib, %error, "the kernel keeps its own value");
+        }
+    }
 }
 
 /// Tries sector sizes from the largest down, direct I/O before buffered.

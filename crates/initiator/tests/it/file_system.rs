@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use crate::support::{Host, Wire};
 use strongroom_initiator::RemoteDevice;
+use strongroom_initiator::front::file_system::FileSystemMount;
 use strongroom_initiator::front::fuse::{FuseMount, FuseOptions};
-use strongroom_initiator::front::loop_device::{FileSystemMount, LoopDevice};
+use strongroom_initiator::front::loop_device::LoopDevice;
 use strongroom_target::VolumeSpec;
 
 fn mounted(device: &Arc<RemoteDevice>, at: &Path, files: &Path) -> Option<(FileSystemMount, FuseMount)> {

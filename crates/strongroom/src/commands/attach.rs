@@ -309,6 +309,7 @@ fn wait_and_detach(
                 is_unmounted = true;
             }
             Waited::InVain => {
+                attached.heed_lease();
                 registration.note(attached.health());
                 continue;
             }
@@ -435,6 +436,13 @@ impl Attached {
             keys: self.device.key_status().map(|keys| in_words(&keys)),
             disconnected,
             losses: losses(&self.device),
+        }
+    }
+
+    /// Nothing may be cached any more once somebody else can write.
+    fn heed_lease(&mut self) {
+        if let Some(why) = self.device.status().lease_lost {
+            self.front_end.drop_caches(&why);
         }
     }
 

@@ -129,6 +129,36 @@ fn a_take_over_ends_the_writing_of_the_first_and_its_detach_says_so() {
 }
 
 #[test]
+fn a_take_over_ends_the_caches_of_a_mounted_file_system() {
+    if !can_mount() || !has("mkfs.ext4") {
+        return;
+    }
+    let (vault, server) = vault();
+    vault.mount("first", &["--mkfs", "ext4"]).ok();
+    let path = format!("{}/file", vault.mounted("first"));
+    fs::write(&path, noise(1, 100_000)).unwrap();
+    let first = File::options().read(true).write(true).open(&path).unwrap();
+    first.sync_all().unwrap();
+    let mut found = vec![0; 100_000];
+    first.read_exact_at(&mut found, 0).unwrap();
+    // Dirty, in the kernel's cache alone.
+    first.write_all_at(&noise(2, 4096), 0).unwrap();
+    vault.attach("second", &["--take-over"]).ok();
+    eventually("what is cached is not given out any more", || {
+        first.read_exact_at(&mut found[..4096], 8192).is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
+    });
+    first.sync_all().expect_err("what is dirty can never be written");
+    drop(first);
+    vault.detach("first").failed(&["was taken over", ALICE]);
+    vault.detach("second").ok();
+    vault.mount("second", &[]).ok();
+    let found = fs::read(format!("{}/file", vault.mounted("second"))).unwrap();
+    assert!(found == noise(1, 100_000), "what was flushed is there, and nothing that came later");
+    vault.detach("second").ok();
+    server.stop();
+}
+
+#[test]
 fn a_killed_writer_keeps_the_volume_for_its_lease_and_no_longer() {
     if !can_mount() {
         return;

@@ -12,7 +12,7 @@ use fuser::{
 };
 use strongroom_block::{BlockDevice, Buffer, BufferMut, Geometry, Lba, Request};
 
-use super::pending::{PartsReply, Pending};
+use super::pending::{PartsReply, Pending, ReadRange};
 use super::{FuseOptions, MAX_WRITE_BYTES};
 
 const ROOT: INodeNo = INodeNo(1);
@@ -183,9 +183,13 @@ impl Filesystem for VolumeFile {
         }
         let shift = self.geometry().block_size.shift();
         let (first, end) = (offset >> shift, (offset + len).div_ceil(1 << shift));
-        let buffer = BufferMut::zeroed(((end - first) << shift) as usize);
-        let skip_bytes = (offset - (first << shift)) as usize;
-        self.pending.submit_read(&*self.device, Lba(first), buffer, skip_bytes, len as usize, reply);
+        let range = ReadRange {
+            lba: Lba(first),
+            blocks_bytes: ((end - first) << shift) as usize,
+            skip_bytes: (offset - (first << shift)) as usize,
+            len_bytes: len as usize,
+        };
+        self.pending.submit_read(&*self.device, range, reply);
     }
 
     fn write(

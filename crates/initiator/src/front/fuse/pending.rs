@@ -1,4 +1,5 @@
-//! What the kernel still waits for: replies by token, and the thread that sends them as completions arrive.
+//! What the kernel still waits for: replies by token. Short ones are sent by the device's own thread as soon as a request has ended; a thread
+//! of ours sends the long ones, whose copying would keep the device from its network.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,16 +8,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
-use strongroom_block::{BlockDevice, BufferMut, Completion, DeviceError, DeviceErrorKind, Request, Token};
+use strongroom_block::{
+    BlockDevice, BufferMut, Completion, CompletionSink, DeviceError, DeviceErrorKind, Lba, Request, Token,
+};
 
 use crate::completion::lock;
 
+/// Up to this many bytes of a read are copied to the kernel by the device's thread: less work than waking another one.
+const REPLY_IN_PLACE_BYTES_MAX: usize = 64 << 10;
 /// How long the reply thread sleeps at most before it looks whether it should stop.
 const STOP_CHECK: Duration = Duration::from_millis(250);
 
 /// Replies that are owed. Bounded by the device's own queue limit: a request enters the device right after it enters here.
 #[derive(Debug, Default)]
-pub(crate) struct Pending {
+pub(super) struct Pending {
     replies: Mutex<HashMap<u64, Owed>>,
     next_token: AtomicU64,
     stopping: AtomicBool,
@@ -41,9 +46,19 @@ struct Outcome {
     reply: Option<PartsReply>,
 }
 
+/// A read of whole blocks, and which of their bytes are wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadRange {
+    pub(super) lba: Lba,
+    /// Whole blocks.
+    pub(super) blocks_bytes: usize,
+    pub(super) skip_bytes: usize,
+    pub(super) len_bytes: usize,
+}
+
 /// How a request without data is answered.
 #[derive(Debug)]
-pub(crate) enum PartsReply {
+pub(super) enum PartsReply {
     /// A write of this many bytes.
     Write(ReplyWrite, u32),
     /// Anything else.
@@ -62,22 +77,17 @@ impl PartsReply {
 }
 
 impl Pending {
-    /// Reads into `buffer`, then answers with `len_bytes` of it from `skip_bytes` on.
-    pub(crate) fn submit_read(
-        &self,
-        device: &dyn BlockDevice,
-        lba: strongroom_block::Lba,
-        buffer: BufferMut,
-        skip_bytes: usize,
-        len_bytes: usize,
-        reply: ReplyData,
-    ) {
+    /// Reads the blocks of `range`, then answers with the bytes that were asked for.
+    pub(super) fn submit_read(&self, device: &dyn BlockDevice, range: ReadRange, reply: ReplyData) {
+        let ReadRange { lba, blocks_bytes, skip_bytes, len_bytes } = range;
+        // A read that succeeds fills all of it.
+        let buffer = BufferMut::to_fill(blocks_bytes);
         let token = self.owe(Owed::Read { reply, skip_bytes, len_bytes });
         device.submit(token, Request::Read { lba, buffer });
     }
 
     /// Submits every request; answers when the last has completed, with the first error if there was one.
-    pub(crate) fn submit_parts(&self, device: &dyn BlockDevice, requests: Vec<Request>, reply: PartsReply) {
+    pub(super) fn submit_parts(&self, device: &dyn BlockDevice, requests: Vec<Request>, reply: PartsReply) {
         if requests.is_empty() {
             return reply.send(None);
         }
@@ -92,7 +102,7 @@ impl Pending {
     }
 
     /// The reply thread: runs until [`Pending::stop`] was called and nothing is owed any more.
-    pub(crate) fn reply_until_stopped(&self, device: &dyn BlockDevice) {
+    pub(super) fn reply_until_stopped(&self, device: &dyn BlockDevice) {
         let mut completions = Vec::new();
         loop {
             device.wait(Some(STOP_CHECK));
@@ -107,7 +117,7 @@ impl Pending {
     }
 
     /// Lets the reply thread end once nothing is owed.
-    pub(crate) fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
     }
 
@@ -119,6 +129,10 @@ impl Pending {
 
     fn answer(&self, completion: Completion) {
         let owed = lock(&self.replies).remove(&completion.token.0);
+        self.answer_owed(owed, completion);
+    }
+
+    fn answer_owed(&self, owed: Option<Owed>, completion: Completion) {
         if let Err(error) = &completion.result {
             tracing::error!(%error, kind = ?error.kind, "request failed");
         }
@@ -131,6 +145,24 @@ impl Pending {
             Some(Owed::Part(parts)) => parts.completed(completion.result.err()),
             None => tracing::error!(token = completion.token.0, "a completion that nobody waits for"),
         }
+    }
+}
+
+impl CompletionSink for Pending {
+    fn complete(&self, completion: Completion) -> Option<Completion> {
+        let mut replies = lock(&self.replies);
+        match replies.get(&completion.token.0) {
+            // What is not ours is the last flush's.
+            None => return Some(completion),
+            Some(Owed::Read { len_bytes, .. }) if *len_bytes > REPLY_IN_PLACE_BYTES_MAX => {
+                return Some(completion);
+            }
+            Some(_) => {}
+        }
+        let owed = replies.remove(&completion.token.0);
+        drop(replies);
+        self.answer_owed(owed, completion);
+        None
     }
 }
 

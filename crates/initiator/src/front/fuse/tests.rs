@@ -7,12 +7,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
 use proptest::prelude::*;
-use strongroom_block::{BlockSize, DeviceErrorKind, Geometry, Lba};
+use strongroom_block::{BlockSize, Completion, CompletionSink, DeviceErrorKind, Geometry, Lba, Request, Token};
 
 use super::filesystem::cut_at_blocks;
 use super::*;
 use crate::MemoryDevice;
-use crate::front::loop_device::{FileSystemMount, LoopDevice};
+use crate::front::file_system::FileSystemMount;
+use crate::front::loop_device::LoopDevice;
 
 const SIZE: u64 = 1 << 20;
 
@@ -326,6 +327,36 @@ fn an_empty_volume_has_no_file_system() {
         assert!(error.to_string().contains("--mkfs ext4"), "{error}");
         finished(mount);
     }
+}
+
+/// Takes completions of even tokens.
+#[derive(Debug, Default)]
+struct EvenTokens(std::sync::Mutex<Vec<u64>>);
+
+impl CompletionSink for EvenTokens {
+    fn complete(&self, completion: Completion) -> Option<Completion> {
+        if completion.token.0 % 2 == 1 {
+            return Some(completion);
+        }
+        self.0.lock().unwrap().push(completion.token.0);
+        None
+    }
+}
+
+#[test]
+fn the_newest_sink_is_offered_completions_before_they_can_be_polled() {
+    let device = device(SIZE);
+    let (first, second) = (Arc::new(EvenTokens::default()), Arc::new(EvenTokens::default()));
+    for (sink, tokens) in [(&first, [0, 1]), (&second, [2, 3])] {
+        device.offer_completions(sink.clone());
+        for token in tokens {
+            device.submit(Token(token), Request::Flush);
+        }
+    }
+    let mut polled = Vec::new();
+    device.poll_completions(&mut polled);
+    assert_eq!(polled.iter().map(|completion| completion.token.0).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!([&first, &second].map(|sink| sink.0.lock().unwrap().clone()), [[0], [2]]);
 }
 
 proptest! {

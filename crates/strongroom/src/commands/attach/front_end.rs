@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use strongroom_block::{BlockDevice, BlockSize};
+use strongroom_initiator::front::file_system::FileSystemMount;
 use strongroom_initiator::front::fuse::{FuseMount, FuseOptions};
-use strongroom_initiator::front::loop_device::{self, FileSystemMount, LoopDevice};
+use strongroom_initiator::front::loop_device::{self, LoopDevice};
 
 /// How long a forced end waits for the kernel to end the mount.
 const FORCED_PATIENCE: Duration = Duration::from_millis(500);
@@ -29,6 +30,8 @@ pub(super) struct FileSystemOptions<'a> {
 pub(super) struct FileFrontEnd {
     file_system: Option<FileSystemMount>,
     fuse: FuseMount,
+    /// The file system was shut down, or that was tried.
+    is_shut_down: bool,
 }
 
 /// Why a front end could not be ended, and the front end if it works on.
@@ -46,7 +49,7 @@ impl FileFrontEnd {
         let fuse = FuseMount::start(device, directory, options)?;
         let file_system =
             mount.map(|mount| mount_file_system(&fuse, block_size, options.read_only, mount)).transpose()?;
-        Ok(FileFrontEnd { file_system, fuse })
+        Ok(FileFrontEnd { file_system, fuse, is_shut_down: false })
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -82,6 +85,21 @@ impl FileFrontEnd {
         }
     }
 
+    /// Once the volume is somebody else's: what the kernel keeps of the file system may be out of date, and what is not written back never
+    /// will be. Programs get errors instead. (The file in FUSE is not cached.)
+    pub(super) fn drop_caches(&mut self, why: &str) {
+        let Some(file_system) = self.file_system.as_ref().filter(|_| !self.is_shut_down) else { return };
+        self.is_shut_down = true;
+        let directory = file_system.directory().display();
+        match file_system.shut_down() {
+            Ok(()) => tracing::error!(%directory, why, "the file system is shut down: every access to it fails"),
+            Err(error) => tracing::error!(
+                %directory, why, %error,
+                "the file system cannot be shut down: what is read from it may be out of date, and what is written is lost; unmount it"
+            ),
+        }
+    }
+
     /// Ends it and makes everything durable, unless something still uses it.
     pub(super) fn finish(mut self) -> Result<(), NotEnded> {
         if let Some(file_system) = self.file_system.take()
@@ -91,7 +109,7 @@ impl FileFrontEnd {
             return Err((Some(Box::new(self)), reason.into()));
         }
         self.fuse.finish().map_err(|(fuse, reason)| {
-            (fuse.map(|fuse| Box::new(FileFrontEnd { file_system: None, fuse })), reason.into())
+            (fuse.map(|fuse| Box::new(FileFrontEnd { file_system: None, fuse, is_shut_down: true })), reason.into())
         })
     }
 
