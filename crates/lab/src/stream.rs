@@ -128,6 +128,7 @@ impl Stream {
             row: String::new(),
             process: process.name().into(),
             medium: "nothing".into(),
+            ..Identity::default()
         };
         let engine = Engine::Stream { address, protection };
         Ok(Stream { identity, initiators: initiators.of_kind(process), receiver, engine })

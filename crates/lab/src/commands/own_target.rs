@@ -124,7 +124,8 @@ impl OwnTargetArgs {
                 serve_args: vec!["--busy-poll".into(), busy_poll.into()],
                 hosts: Hosts::default(),
             })?;
-            contenders.push(Box::new(ours.with_connections(connections).with_busy_poll(busy_poll).with_fills(self.fills)));
+            contenders
+                .push(Box::new(ours.with_connections(connections).with_busy_poll(busy_poll).with_fills(self.fills)));
         }
         Ok(contenders)
     }

@@ -97,7 +97,7 @@ pub(crate) fn run(args: &RawioArgs) -> Result<()> {
         None => {
             let session = &args.access.session;
             args.own_target.start(&setups, &plan, &site, session.connections, &session.busy_poll.to_string())?
-        },
+        }
     };
     let outcome = rawio::run(&plan, &mut contenders, &mut progress);
     drop(contenders);
