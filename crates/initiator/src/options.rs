@@ -40,7 +40,7 @@ pub struct AttachOptions {
     /// change: what another initiator writes in between is not seen, which a block device shared by several must not do. A file system
     /// that no cluster shares is alone, a snapshot does not change, and `copy` has its own reads under way.
     pub readahead: bool,
-    /// Whether the device's thread, and whoever waits for completions, look for them for a short while before they sleep.
+    /// Whether the device's thread, and the threads that wait for completions, look for them for a short while before they sleep.
     pub busy_poll: BusyPoll,
     /// Limits of the queues.
     pub limits: Limits,

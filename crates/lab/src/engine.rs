@@ -14,7 +14,7 @@ use crate::stream::protection::Protection;
 #[serde(rename_all = "snake_case", tag = "engine")]
 pub enum Engine {
     /// Strongroom's own.
-    Strongroom(AttachSettings),
+    Strongroom(Box<AttachSettings>),
     /// The stock one, libiscsi: plain iSCSI, any target.
     Libiscsi {
         /// `address:port`.

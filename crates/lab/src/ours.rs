@@ -461,7 +461,7 @@ impl InitiatorPool {
             let mut settings = settings.clone();
             settings.initiator_name.get_or_insert_with(|| format!("{INITIATOR_NAME}-{index}"));
             prepare(&mut settings, is_new);
-            Engine::Strongroom(settings)
+            Engine::Strongroom(Box::new(settings))
         })
     }
 

@@ -261,7 +261,7 @@ impl Contender for WanContender {
             settings.transfer_bytes_max = Some(size_max);
             // Each target's volume is sealed once.
             settings.format = is_sealed && is_new && index < targets.len();
-            Engine::Strongroom(settings)
+            Engine::Strongroom(Box::new(settings))
         })
     }
 

@@ -72,7 +72,7 @@ struct AttachmentStats {
 struct BusyPollStats {
     /// In the device's thread, which has the connections.
     device: PollStats,
-    /// Of whoever waits for completions.
+    /// Of threads that wait for completions.
     completions: PollStats,
 }
 

@@ -78,7 +78,7 @@ fn batch_count(len_bytes: usize) -> usize {
 /// One piece of memory that nobody refers to.
 struct FreeMemory(NonNull<u8>);
 
-// SAFETY: whoever has the value has the memory alone.
+// SAFETY: the value owns the memory, and nothing else refers to it.
 unsafe impl Send for FreeMemory {}
 
 /// Free memory by length: small buffers and large ones.

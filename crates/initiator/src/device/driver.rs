@@ -75,7 +75,7 @@ pub struct ConnectionStatus {
     pub engine: EngineCounters,
     /// What busy polling came to in the device's thread.
     pub busy_poll: PollCounters,
-    /// What busy polling came to for whoever waits for completions.
+    /// What busy polling came to for threads that wait for completions.
     pub busy_poll_completions: PollCounters,
     /// What the pipeline is at.
     pub pipeline: PipelineStatus,

@@ -24,12 +24,12 @@ pub(crate) struct Sample {
     /// In which process.
     pub(crate) pid: u32,
     /// The function that was executing, then who had called it.
-    pub(crate) chain: Vec<Place>,
+    pub(crate) chain: Vec<CallSite>,
 }
 
 /// One instruction of a chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct CallSite {
     /// In the program: its offset in the file. In the kernel: its address.
     pub(crate) address: u64,
     /// The symbol that it belongs to.
@@ -38,7 +38,7 @@ pub(crate) struct Place {
     pub(crate) object: String,
 }
 
-impl Place {
+impl CallSite {
     pub(crate) fn is_kernel(&self) -> bool {
         self.object.starts_with('[') && self.object != "[vdso]" && self.object != "[unknown]"
     }
@@ -102,7 +102,7 @@ fn parse(text: &str, pids: &[u32]) -> Vec<Sample> {
     let mut samples: Vec<Sample> = Vec::new();
     let mut is_wanted = false;
     for line in text.lines() {
-        if line.starts_with(|first: char| first == '\t' || first == ' ') && line.contains('(') {
+        if line.starts_with(['\t', ' ']) && line.contains('(') {
             if let (true, Some(place), Some(sample)) = (is_wanted, parse_place(line), samples.last_mut()) {
                 sample.chain.push(place);
             }
@@ -117,11 +117,11 @@ fn parse(text: &str, pids: &[u32]) -> Vec<Sample> {
 }
 
 /// `d18ae3 store::Store::poll (/usr/bin/strongroom)`. A symbol may have spaces and brackets of its own.
-fn parse_place(line: &str) -> Option<Place> {
+fn parse_place(line: &str) -> Option<CallSite> {
     let (address, rest) = line.trim().split_once(' ')?;
     let (symbol, object) = rest.rsplit_once(" (")?;
     let address = u64::from_str_radix(address, 16).ok()?;
-    Some(Place { address, symbol: symbol.to_owned(), object: object.strip_suffix(')')?.to_owned() })
+    Some(CallSite { address, symbol: symbol.to_owned(), object: object.strip_suffix(')')?.to_owned() })
 }
 
 /// `1234,,syscalls:sys_enter_futex,…`, the most frequent first.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use addr2line::Loader;
 use object::{Object, ObjectSegment, ReadCache};
 
-use super::perf::Place;
+use super::perf::CallSite;
 use super::stages::Frame;
 use crate::BenchError;
 
@@ -52,8 +52,8 @@ impl Symbols {
     }
 
     /// A chain of places as frames.
-    pub(crate) fn frames(&mut self, chain: &[Place]) -> Vec<Frame> {
-        let frame = |(index, place): (usize, &Place)| {
+    pub(crate) fn frames(&mut self, chain: &[CallSite]) -> Vec<Frame> {
+        let frame = |(index, place): (usize, &CallSite)| {
             let is_ours = Path::new(&place.object) == self.binary;
             // But for the innermost these are where calls return to: the call is before.
             let files = if is_ours {
@@ -120,10 +120,10 @@ mod tests {
             (begin..end).contains(&address).then(|| address - begin + offset)
         });
         let place =
-            Place { address: offset.unwrap(), symbol: "it".into(), object: binary.to_str().unwrap().to_owned() };
+            CallSite { address: offset.unwrap(), symbol: "it".into(), object: binary.to_str().unwrap().to_owned() };
         let frames = symbols.frames(std::slice::from_ref(&place));
         assert_eq!(frames[0].files.last().map(String::as_str), Some("lab/src/profile/symbols.rs"), "{frames:?}");
-        let elsewhere = Place { object: "/bin/other".into(), ..place };
+        let elsewhere = CallSite { object: "/bin/other".into(), ..place };
         assert!(symbols.frames(&[elsewhere])[0].files.is_empty());
     }
 }
