@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::BenchError;
 
-/// After so many microseconds a process that used up its share goes on. Short, so that latency at the client is not that of waiting for the next.
+/// The period of the bandwidth control, in microseconds: a process that has used up its share goes on in the next one. Short, so that the client's
+/// latency does not consist of such waits.
 const PERIOD_US: u64 = 5_000;
 /// The kernel grants no less in a period.
 const QUOTA_MIN_US: u64 = 1_000;

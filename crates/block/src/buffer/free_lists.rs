@@ -13,7 +13,7 @@ use super::BufferMut;
 
 /// Lengths of which freed memory is kept, in bytes: asking the system for large memory, and for cleared memory, costs more than most
 /// of what is done with it.
-pub(super) const KEPT_LEN: std::ops::RangeInclusive<usize> = 4096..=8 << 20;
+const KEPT_LEN: std::ops::RangeInclusive<usize> = 4096..=8 << 20;
 /// From this length on memory is kept apart: so that many small buffers do not take the place of the few large ones, which cost
 /// most to allocate again.
 const LARGE_LEN: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! Targets of our own for a grid of I/Os: what `rawio` and `profile` share of the command line.
+//! A grid of I/Os, and targets of our own for it: what `rawio`, `profile` and `peers` share of the command line.
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -107,9 +107,7 @@ impl OwnTargetArgs {
         connections: u16,
         busy_poll: &str,
     ) -> Result<Vec<Box<dyn Contender>>> {
-        let mut block_sizes: Vec<u64> = plan.grid.sizes.iter().map(|size| (*size).min(BLOCK_SIZE_USUAL)).collect();
-        block_sizes.sort_unstable();
-        block_sizes.dedup();
+        let block_sizes = block_sizes(&plan.grid);
         let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
         let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
         for &setup in setups {
@@ -129,4 +127,12 @@ impl OwnTargetArgs {
         }
         Ok(contenders)
     }
+}
+
+/// The block sizes of the volumes that a grid needs.
+pub(super) fn block_sizes(grid: &Grid) -> Vec<u64> {
+    let mut sizes: Vec<u64> = grid.sizes.iter().map(|size| (*size).min(BLOCK_SIZE_USUAL)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
 }

@@ -6,17 +6,13 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use strongroom_lab::peers::{Backing, CustomPeer, OursByStock, Peer, PeerKind, PeerOptions};
 use strongroom_lab::rawio::{self, RawioPlan};
-use strongroom_lab::{
-    BenchError, Contender, Grid, Hosts, Machine, Ours, OursOptions, Pattern, Placement, SchemeChoice, Setup,
-};
+use strongroom_lab::{BenchError, Contender, Hosts, Machine, Ours, OursOptions, Placement, SchemeChoice, Setup};
 
-use super::parse_io_size;
+use super::own_target::{GridArgs, block_sizes};
 use super::results::{ResultsArgs, seconds};
 use super::site::Site;
 use strongroom::units::parse_size;
 
-/// Block size of volumes, unless an I/O is smaller.
-const BLOCK_SIZE_USUAL: u64 = 4096;
 /// Our plain volume, used by the stock initiator.
 const OURS_PLAIN: &str = "strongroom";
 /// The same, by a target that polls.
@@ -44,18 +40,8 @@ pub(crate) struct PeersArgs {
     /// What volumes lie on: memory, disk (in --work-dir), or both.
     #[arg(long, default_value = "memory")]
     backing: BackingArg,
-    /// Patterns: seqread, seqwrite, randread, randwrite.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
-    patterns: Vec<Pattern>,
-    /// Bytes of one I/O: powers of two from 512 to 16MiB.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4k,64k", value_parser = parse_io_size)]
-    sizes: Vec<u64>,
-    /// I/Os in flight for each initiator, 1 to 128.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16")]
-    depths: Vec<u32>,
-    /// Initiators at once, each a process and a session.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
-    initiators: Vec<u32>,
+    #[command(flatten)]
+    grid: GridArgs,
     /// How long one measurement lasts.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
@@ -143,13 +129,7 @@ impl Whom {
 
 impl PeersArgs {
     fn plan(&self, placement: &Placement) -> Result<RawioPlan> {
-        let grid = Grid {
-            patterns: self.patterns.clone(),
-            sizes: self.sizes.clone(),
-            depths: self.depths.clone(),
-            initiators: self.initiators.clone(),
-        };
-        grid.check()?;
+        let grid = self.grid.grid()?;
         if self.runs == 0 {
             bail!("that measures nothing; give at least --runs 1");
         }
@@ -204,9 +184,7 @@ impl PeersArgs {
         site: &Site,
     ) -> Result<Box<dyn Contender>> {
         let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
-        let mut block_sizes: Vec<u64> = plan.grid.sizes.iter().map(|size| (*size).min(BLOCK_SIZE_USUAL)).collect();
-        block_sizes.sort_unstable();
-        block_sizes.dedup();
+        let block_sizes = block_sizes(&plan.grid);
         let options = PeerOptions {
             lab_binary: lab_binary.clone(),
             backing,

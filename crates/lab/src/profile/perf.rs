@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::BenchError;
 use crate::programs::{is_installed, program, run};
 
-/// Samples a second and processor. No multiple of what programs do so many times a second.
+/// Samples a second and processor. Not a multiple of the usual frequencies of timers, so that samples do not fall in step with them.
 const FREQUENCY: &str = "1999";
 /// By the clock: not every machine lets its guests count cycles.
 const EVENT: &str = "cpu-clock";

@@ -89,7 +89,7 @@ pub struct PollCounters {
 const LONGEST_WAIT: u32 = 4;
 /// The moving average takes this part of each new wait.
 const WEIGHT: u32 = 8;
-/// After contention, at most so many waits go by without a look.
+/// Upper bound on the waits without a look after contention.
 const SKIPPED_MAX: u32 = 1024;
 
 /// Expects the next wait to be as long as the last ones were, and decides whether to look for work in it.

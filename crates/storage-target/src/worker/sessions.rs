@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use rustc_hash::FxHashMap;
+
 use super::session::Session;
 use crate::connection_slots::{SlotKind, SlotNeed};
 use crate::unit::SessionKey;
-use rustc_hash::FxHashMap;
 
 /// A session that is being driven is checked out: it is not in the table meanwhile.
 #[derive(Default)]

@@ -58,7 +58,7 @@ impl Drop for Background {
     }
 }
 
-/// Turns the loop until so many looks have found something without a sleep.
+/// Turns the loop until `count` looks have found something without a sleep.
 #[track_caller]
 fn until_found(bench: &mut Bench, count: usize) {
     let (mut found, deadline) = (0, Instant::now() + PATIENCE);
