@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
-use io_uring::{IoUring, cqueue, opcode, squeue};
+use io_uring::{IoUring, Submitter, cqueue, opcode, squeue};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
@@ -247,16 +247,17 @@ impl Uring {
     pub(super) fn wait(&mut self, table: &mut Table, waker: &Waker, timeout: Option<Duration>) -> Result<(), NetError> {
         self.rearm(table);
         let timeout = if waker.fall_asleep() { timeout } else { Some(Duration::ZERO) };
-        let outcome = match timeout {
-            None => self.ring.submitter().submit_and_wait(1),
+        let entered = match timeout {
+            None => self.enter(table, |submitter| submitter.submit_and_wait(1)),
+            // A time-out of zero would have the kernel arm a timer, which costs more than all else in this call.
+            Some(Duration::ZERO) => self.collect(table),
             Some(timeout) => {
                 let timeout = Timespec::from(timeout);
-                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout))
+                self.enter(table, |submitter| submitter.submit_with_args(1, &SubmitArgs::new().timespec(&timeout)))
             }
         };
         waker.rise();
-        table.counters.system_calls += 1;
-        check_entered(outcome)?;
+        entered?;
         self.complete(table, waker);
         Ok(())
     }
@@ -271,12 +272,12 @@ impl Uring {
     ) -> Result<bool, NetError> {
         self.rearm(table);
         if !self.ring.submission().is_empty() {
-            self.enter(table)?;
+            self.collect(table)?;
         }
         let mut entered = Ok(());
         let outcome = poller.look(limit, || {
             if self.ring.submission().taskrun() {
-                entered = self.enter(table);
+                entered = self.collect(table);
             }
             if waker.is_notified() || !self.ring.completion().is_empty() {
                 self.complete(table, waker);
@@ -288,12 +289,22 @@ impl Uring {
     }
 
     /// Submits what is to be done and has the kernel finish what has arrived, without waiting.
-    fn enter(&mut self, table: &mut Table) -> Result<(), NetError> {
-        table.counters.system_calls += 1;
+    fn collect(&mut self, table: &mut Table) -> Result<(), NetError> {
         let to_submit = self.ring.submission().len() as u32;
         // SAFETY: no argument is passed; what the entries point to lives as long as `push_entry` says.
-        let outcome = unsafe { self.ring.submitter().enter::<libc::sigset_t>(to_submit, 0, ENTER_GETEVENTS, None) };
-        check_entered(outcome)
+        self.enter(table, |submitter| unsafe { submitter.enter::<libc::sigset_t>(to_submit, 0, ENTER_GETEVENTS, None) })
+    }
+
+    fn enter(
+        &mut self,
+        table: &mut Table,
+        system_call: impl FnOnce(&Submitter<'_>) -> io::Result<usize>,
+    ) -> Result<(), NetError> {
+        table.counters.system_calls += 1;
+        match system_call(&self.ring.submitter()) {
+            Err(error) if !is_harmless(&error) => Err(NetError::system("wait for completions", error)),
+            _ => Ok(()),
+        }
     }
 
     fn rearm(&mut self, table: &mut Table) {
@@ -530,16 +541,10 @@ impl Uring {
     }
 }
 
-/// Entering the kernel may end for reasons that are none of failure.
-fn check_entered(outcome: io::Result<usize>) -> Result<(), NetError> {
-    // Timer expired; interrupted; completions wait to be taken before more is submitted.
+/// The time is over; a signal came; completions wait to be taken before more is submitted.
+fn is_harmless(error: &io::Error) -> bool {
     let harmless = [Errno::TIME, Errno::INTR, Errno::BUSY, Errno::AGAIN].map(Errno::raw_os_error);
-    match outcome {
-        Err(error) if !error.raw_os_error().is_some_and(|code| harmless.contains(&code)) => {
-            Err(NetError::system("wait for completions", error))
-        }
-        _ => Ok(()),
-    }
+    error.raw_os_error().is_some_and(|code| harmless.contains(&code))
 }
 
 /// Prepares one send of the queue's front; the stream keeps all that the entry points to.
