@@ -21,7 +21,7 @@ use strongroom_target::{BusyPoll, Catalogue, Config, ConfigReader, ProviderError
 use crate::root_args::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
-use crate::{keys, process, sd_notify, stats_file, wrapping};
+use crate::{keys, memory, process, sd_notify, stats_file, wrapping};
 
 use rules::RuleArgs;
 
@@ -154,6 +154,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     }
     make_root(&config.root)?;
     let root = config.root.clone();
+    memory::bound_page_faults();
     // Each connection needs a descriptor, each open volume several.
     process::raise_file_limit();
     let options = TargetOptions {

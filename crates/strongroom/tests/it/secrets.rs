@@ -227,7 +227,7 @@ fn a_target_that_crashes_leaves_no_core() {
 }
 
 /// A target of custody `target` keeps the wrapping key out of the swap, from before it reads it; and it may open as many files as the
-/// system lets it.
+/// system lets it. Its memory is not given to it in huge pages, whose clearing takes longer than an iteration of a worker may.
 #[test]
 fn a_target_locks_its_memory_for_a_wrapping_key() {
     let world = World::new();
@@ -251,6 +251,7 @@ fn a_target_locks_its_memory_for_a_wrapping_key() {
     };
     let files = told("limits", "Max open files");
     assert_eq!(files[0], files[1], "the limit is raised as far as it may be");
+    assert_eq!(told("status", "THP_enabled:")[0], "0");
     world.alice(&["volume", "format", &world.url("vault"), "--yes"]).ok();
     assert_eq!(told("status", "VmLck:")[0], "0", "without such a key nothing needs it");
     world.alice_without_key(&["volume", "format", &world.url("box"), "--yes"]).ok();
