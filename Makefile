@@ -12,7 +12,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build lab demo test test-product test-conformance test-kernel test-ipsec check fmt bench bench-quick bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-wan wan-lab fuzz soak clean
+.PHONY: help deps build lab demo test test-product test-conformance test-kernel test-ipsec check fmt bench bench-quick bench-full bench-schemes bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-wan wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -80,6 +80,11 @@ bench-profile: lab ## The CPU time of an I/O by stage, at both ends, in each sch
 	@scripts/deps.sh --bench
 	target/release/strongroom-lab profile --runs 5 --warm-up 0.3 --seconds 1 --volume-size 64MiB --fills 16 --json docs/bench/profile.jsonl --quiet
 	@target/release/strongroom-lab report docs/bench/profile.jsonl --profile docs/bench/profile.md
+
+bench-attach: build lab ## What a program gets from an attached volume, in FUSE and in ext4 (as root, about 8 minutes; ATTACH="--program old=PATH --program new=PATH" compares releases): docs/bench/attach.md
+	@scripts/deps.sh --bench
+	target/release/strongroom-lab attach $(or $(ATTACH),--program target/release/strongroom) --json docs/bench/attach.jsonl --quiet
+	@target/release/strongroom-lab report docs/bench/attach.jsonl --attach docs/bench/attach.md
 
 bench-sealing: deps ## What a block costs, and the cryptographic libraries compared (the tables in docs/sealed-block.md)
 	$(CARGO) bench --locked --package strongroom-lab

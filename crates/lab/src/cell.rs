@@ -26,6 +26,9 @@ pub struct Cell {
     /// The emulated link that it was measured over.
     #[serde(flatten)]
     pub link: LinkConditions,
+    /// How a program reached the volume.
+    #[serde(flatten)]
+    pub access: ProgramAccess,
     /// What moved.
     #[serde(flatten)]
     pub throughput: Throughput,
@@ -105,6 +108,21 @@ pub struct LinkConditions {
     pub targets: Option<u32>,
 }
 
+/// How a program reached the volume in the `attach` experiment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProgramAccess {
+    /// `file` (in FUSE), `ext4` (by `--mount`), or `client`: our own initiator, without FUSE.
+    #[serde(rename = "access", skip_serializing_if = "String::is_empty")]
+    pub way: String,
+    /// Which of several releases of the product served and attached.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub release: String,
+    /// With which further arguments it was attached, by their name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub attached_with: String,
+}
+
 /// What moved between the beginning and the end of the measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -167,6 +185,15 @@ pub struct CpuCost {
     /// The share of all cores that was taken by what is not part of the measurement, stolen time included: noise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub foreign_busy: Option<f64>,
+    /// How busy all processors were that both ends and programs may use: 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub all_busy: Option<f64>,
+    /// How busy the busiest thread of an attachment was: 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub busiest_thread: Option<f64>,
+    /// Its name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub busiest_thread_name: String,
     /// CPU seconds of the initiators' processes in each second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initiator_cpu: Option<f64>,
@@ -248,6 +275,9 @@ impl CpuCost {
             target_busy: used.target_busy,
             initiator_busy: used.initiator_busy,
             foreign_busy: used.foreign_busy,
+            all_busy: used.all_busy,
+            busiest_thread: None,
+            busiest_thread_name: String::new(),
             initiator_cpu: used.initiator_cpu_s.map(|cpu_s| cpu_s / used.wall_s),
             target_cpu: used.target_cpu_s.map(|cpu_s| cpu_s / used.wall_s),
         }
@@ -269,7 +299,7 @@ impl Cell {
 
     /// The same cell without numbers, because of this.
     pub fn failed(self, error: impl std::fmt::Display) -> Cell {
-        Cell { key: self.key, link: self.link, error: Some(error.to_string()), ..Cell::default() }
+        Cell { key: self.key, link: self.link, access: self.access, error: Some(error.to_string()), ..Cell::default() }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Absent: how anything is measured (`strongroom_lab`).
 
+mod attach;
 mod btio;
 mod ciphers;
 mod dbench;
@@ -35,6 +36,7 @@ use strongroom::units::parse_size;
 pub(crate) enum LabCommand {
     Rawio(Box<rawio::RawioArgs>),
     Profile(Box<profile::ProfileArgs>),
+    Attach(Box<attach::AttachArgs>),
     Stream(stream::StreamArgs),
     Report(report::ReportArgs),
     Btio(btio::BtioArgs),
@@ -53,6 +55,7 @@ pub(crate) fn run(command: LabCommand) -> Result<()> {
     match command {
         LabCommand::Rawio(args) => rawio::run(&args),
         LabCommand::Profile(args) => profile::run(&args),
+        LabCommand::Attach(args) => attach::run(&args),
         LabCommand::Stream(args) => stream::run(&args),
         LabCommand::Report(args) => report::run(&args),
         LabCommand::Btio(args) => btio::run(&args),
@@ -133,6 +136,14 @@ pub(crate) struct PlacementArgs {
 }
 
 impl PlacementArgs {
+    /// As it was asked for; without that nothing is pinned.
+    fn placement_unless_unpinned(&self) -> Result<Placement> {
+        match self.target_cpus.is_empty() && self.initiator_cpus.is_empty() {
+            true => Ok(Placement::anywhere()),
+            false => self.placement(),
+        }
+    }
+
     fn placement(&self) -> Result<Placement> {
         let mut placement = Placement::usual();
         let available = cpu::available();

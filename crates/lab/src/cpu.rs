@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)] // A process's CPU clock is libc's; rustix has no name for it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ pub fn available() -> Vec<usize> {
     }
 }
 
-/// Who runs where: the target's processors and the initiators', apart where there are two or more.
+/// Who runs where: the target's processors and the initiators', apart where there are two or more. Without any nothing is pinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// For the target's processes. One, so that how busy it is means something.
@@ -40,14 +41,27 @@ impl Placement {
         Placement { target: vec![target], initiators }
     }
 
+    /// Everything runs where the kernel puts it.
+    pub fn anywhere() -> Placement {
+        Placement { target: Vec::new(), initiators: Vec::new() }
+    }
+
+    /// Whether there is anything to be kept.
+    pub fn is_pinned(&self) -> bool {
+        !self.target.is_empty() && !self.initiators.is_empty()
+    }
+
     /// In words.
     pub fn in_words(&self) -> String {
+        if !self.is_pinned() {
+            return format!("nothing; both ends and programs share {} processors", available().len());
+        }
         let list = |cpus: &[usize]| cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         let shared = if self.target == self.initiators { " (the only one: both ends share it)" } else { "" };
         format!("target on processor {}, initiators on {}{shared}", list(&self.target), list(&self.initiators))
     }
 
-    /// Where the `index`th initiator runs.
+    /// Where the `index`th initiator runs, if that is chosen.
     pub fn initiator(&self, index: usize) -> usize {
         self.initiators[index % self.initiators.len()]
     }
@@ -113,6 +127,41 @@ pub fn descendants(pid: u32) -> Vec<u32> {
         at += 1;
     }
     found
+}
+
+/// CPU time of each thread of some processes until some moment.
+#[derive(Clone, Debug)]
+pub struct ThreadTimes {
+    at: Instant,
+    /// By thread id: its name, and its time in nanoseconds.
+    threads: BTreeMap<u32, (String, u64)>,
+}
+
+impl ThreadTimes {
+    /// Now. Of a kernel that does not tell there are none.
+    pub fn now(pids: &[u32]) -> ThreadTimes {
+        let tasks =
+            pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten());
+        let of_task = |task: fs::DirEntry| {
+            let id = task.file_name().to_str()?.parse().ok()?;
+            let name = fs::read_to_string(task.path().join("comm")).ok()?.trim().to_owned();
+            // Time on a processor, time that it waited for one, and how often it ran.
+            let times = fs::read_to_string(task.path().join("schedstat")).ok()?;
+            Some((id, (name, times.split_ascii_whitespace().next()?.parse().ok()?)))
+        };
+        ThreadTimes { threads: tasks.filter_map(of_task).collect(), at: Instant::now() }
+    }
+
+    /// The thread that was busiest since `before`, and how busy it was, from 0 to 1.
+    pub fn busiest_since(&self, before: &ThreadTimes) -> Option<(String, f64)> {
+        let wall_ns = (self.at - before.at).as_nanos() as f64;
+        let spent = self.threads.iter().map(|(id, (name, time))| {
+            let earlier = before.threads.get(id).map_or(0, |(_, time)| *time);
+            (time.saturating_sub(earlier), name)
+        });
+        let (most, name) = spent.max()?;
+        (wall_ns > 0.0).then(|| (name.clone(), (most as f64 / wall_ns).min(1.0)))
+    }
 }
 
 /// How long each processor was idle until some moment, in ticks, and how much of it was stolen.
@@ -201,6 +250,32 @@ mod tests {
     }
 
     #[test]
+    fn the_busiest_thread_is_found() {
+        let begin = ThreadTimes::now(&[std::process::id()]);
+        if begin.threads.is_empty() {
+            return;
+        }
+        let spinner = std::thread::Builder::new().name("spinner".into());
+        let pids = [std::process::id()];
+        let found = spinner
+            .spawn(move || {
+                let before = ThreadTimes::now(&pids);
+                let own_time = || {
+                    ThreadTimes::now(&pids).threads[&rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()].1
+                };
+                let target = own_time() + 100_000_000;
+                while own_time() < target {}
+                ThreadTimes::now(&pids).busiest_since(&before)
+            })
+            .unwrap()
+            .join()
+            .unwrap();
+        let (_, share) = found.unwrap();
+        assert!(share > 0.0 && share <= 1.0, "{share}");
+        assert_eq!(ThreadTimes::now(&[]).busiest_since(&begin), None);
+    }
+
+    #[test]
     fn children_of_children_are_found() {
         let mut child = Command::new("sh").args(["-c", "sh -c 'sleep 20; :' & wait"]).spawn().unwrap();
         let begun = Instant::now();
@@ -222,5 +297,7 @@ mod tests {
             assert!(!placement.initiators.contains(&placement.target[0]));
         }
         assert_eq!(placement.initiator(0), placement.initiator(placement.initiators.len()));
+        assert!(placement.is_pinned() && !Placement::anywhere().is_pinned());
+        assert!(Placement::anywhere().in_words().starts_with("nothing; "));
     }
 }

@@ -1,20 +1,19 @@
 //! `dbench`: the lazy-crypto paper's Table 4. The real dbench, on ext4, on an attached volume, through every scheme.
 //!
-//! The volume is attached by `strongroom attach` as users do it: a file in FUSE, a loop device, a mount. Absent: the
+//! The volume is attached by `strongroom attach` as users do it: a file in FUSE, a loop device, a mount (`attachment`). Absent: the
 //! target and its volumes (`Ours`), and what dbench does, which is Debian's package's own load file.
 
-mod mounted;
-
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-pub use mounted::{BLOCK_BYTES, Mounted};
-
+use crate::attachment::{self, Attachment, AttachmentOptions};
 use crate::cell::{CellKey, CpuCost, Throughput};
 use crate::cpu::Placement;
+use crate::ours::FURTHER_BLOCK_BYTES;
 use crate::schedule::{Watch, interleaved, measure_all};
-use crate::{Background, BenchError, Cell, Window};
+use crate::{Background, BenchError, Cell, Contender, Identity, Ours, Window};
 
 /// dbench begins to count after a fifth of its time, and cleans up in the end.
 const GRACE: Duration = Duration::from_secs(120);
@@ -49,16 +48,52 @@ pub fn check() -> Result<(), BenchError> {
     if !crate::programs::is_installed("dbench") {
         return asked("there is no dbench; install it with scripts/deps.sh (Debian: dbench)");
     }
-    if !crate::programs::is_installed("mkfs.ext4") {
-        return asked("there is no mkfs.ext4; install it with scripts/deps.sh (Debian: e2fsprogs)");
+    attachment::check("dbench", true)
+}
+
+/// A volume of ours with ext4 on it, mounted. Fields in the order in which they have to go.
+#[derive(Debug)]
+pub struct Mounted {
+    attachment: Attachment,
+    ours: Ours,
+}
+
+impl Mounted {
+    /// Formats the volume of `ours` with blocks of 4 KiB, makes ext4 on it and mounts it. Works in `directory`.
+    ///
+    /// # Errors
+    /// If any of it fails, with what was said.
+    pub fn start(directory: &Path, placement: &Placement, ours: Ours) -> Result<Mounted, BenchError> {
+        let attachment = Attachment::ext4(AttachmentOptions {
+            product: ours.product(),
+            settings: ours.attach_settings(FURTHER_BLOCK_BYTES),
+            arguments: Vec::new(),
+            directory: directory.to_owned(),
+            cpus: placement.initiators.clone(),
+        })?;
+        Ok(Mounted { attachment, ours })
     }
-    if !rustix::process::geteuid().is_root() {
-        return asked("dbench runs in a mounted file system, and mounting takes root");
+
+    fn identity(&self) -> &Identity {
+        self.ours.identity()
     }
-    if !std::path::Path::new("/dev/fuse").exists() {
-        return asked("there is no /dev/fuse, so nothing can be attached here; load the kernel's fuse module");
+
+    /// What its blocks are sealed with.
+    fn suite(&self) -> &'static str {
+        if self.ours.attach_settings(FURTHER_BLOCK_BYTES).sealing.key_file.is_some() { "aes-256-gcm" } else { "none" }
     }
-    Ok(())
+
+    /// An empty directory in the file system, and nothing left to be written from before.
+    fn fresh_directory(&self) -> Result<PathBuf, BenchError> {
+        let path = self.attachment.mounted_path().join("dbench");
+        let failed = |error| BenchError::file(&path, error);
+        if path.exists() {
+            fs::remove_dir_all(&path).map_err(failed)?;
+        }
+        fs::create_dir(&path).map_err(failed)?;
+        self.attachment.sync()?;
+        Ok(path)
+    }
 }
 
 impl DbenchPlan {
@@ -143,8 +178,11 @@ fn measure(
         command.arg("-s");
     }
     command.arg(clients.to_string()).stdin(Stdio::null());
-    let window = Window::open(&contender.target_pids(), &contender.initiator_pids(), Some(&plan.placement))?;
-    let mut dbench = Background::start("dbench", command, &plan.placement.initiators, contender.log_directory())?;
+    let (target, attachment) = (contender.ours.target_pids(), contender.attachment.pids());
+    // dbench itself is the application, not the initiator.
+    let window = Window::open(&target, &attachment, Some(&plan.placement))?;
+    let mut dbench =
+        Background::start("dbench", command, &plan.placement.initiators, contender.attachment.directory())?;
     let begun = std::time::Instant::now();
     let log_before = dbench.log().len();
     let said = loop {

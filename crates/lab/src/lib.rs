@@ -7,6 +7,7 @@
 //! initiator, driver   initiators in processes of their own: the runner's end, and the process itself
 //! peers, libiscsi, nbd other people's targets and stacks as contenders, and the drivers for their initiators
 //! btio, dbench        the papers' applications
+//! attach, attachment  what a program feels on an attached volume: fio on the file in FUSE and on ext4
 //! wan                 the WAN paper's experiment over an emulated link, beside its model
 //! setup, processor    what a contender of ours is made of: scheme, suite, custody; with AES instructions or without
 //! profile             where it went: samples of both ends by perf, sorted by stage
@@ -20,6 +21,8 @@
 //! runtimes: workspaces of their own, so that those never enter the main build. Deliberately absent: the command line and the
 //! progress bar (`main.rs` and `commands`), and rival libraries and engines: those take part as processes only.
 
+pub mod attach;
+mod attachment;
 pub mod btio;
 mod cell;
 mod contender;
@@ -53,8 +56,8 @@ pub mod wan;
 mod window;
 
 pub use cell::{
-    Cell, CellKey, CpuCost, CryptoPerByte, LatencyQuantiles, Line, LinkConditions, ModelPrediction, Results,
-    ResultsFile, Throughput,
+    Cell, CellKey, CpuCost, CryptoPerByte, LatencyQuantiles, Line, LinkConditions, ModelPrediction, ProgramAccess,
+    Results, ResultsFile, Throughput,
 };
 pub use contender::{Contender, Identity, TargetWork};
 pub use cpu::Placement;
@@ -63,8 +66,8 @@ pub use grid::{DEPTH_MAX, Grid, INITIATORS_MAX, Pattern, Point, SIZE_MAX, SIZE_M
 pub use initiator::InitiatorProcess;
 pub use latency::{Latencies, LatencyCounts};
 pub use machine::Machine;
-pub use ours::{Elsewhere, Hosts, InitiatorPool, Ours, OursOptions};
-pub use process::{Background, PRODUCT};
+pub use ours::{Elsewhere, FURTHER_BLOCK_BYTES, Hosts, InitiatorPool, Ours, OursOptions};
+pub use process::{Background, PRODUCT, Product};
 pub use processor::{MASKED_RATE_MAX, ProcessKind, check as check_processes};
 pub use quota::CpuQuota;
 pub use schedule::{MeasurementStep, Watch, interleaved, measure_all, pause};

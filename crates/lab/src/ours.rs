@@ -4,7 +4,6 @@
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use strongroom_block::Mode;
@@ -12,7 +11,7 @@ use strongroom_initiator::{DEFAULT_BASE_IQN, VolumeUrl};
 
 use crate::cpu::Placement;
 use crate::engine::{AttachSettings, ChannelSettings, Engine, SealingSettings};
-use crate::process::{PRODUCT, command_in};
+use crate::process::{Product, command_in};
 use crate::schemes::SchemeChoice;
 use crate::{Background, BenchError, Contender, CpuQuota, Identity, InitiatorProcess, ProcessKind, Setup, TargetWork};
 
@@ -20,6 +19,8 @@ use crate::{Background, BenchError, Contender, CpuQuota, Identity, InitiatorProc
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often the target writes its counters.
 const STATS_EVERY: &str = "250ms";
+/// Bytes of a block of further volumes: ext4 on one then never writes part of a block.
+pub const FURTHER_BLOCK_BYTES: u64 = 4096;
 /// What our initiators are called, before their number.
 const INITIATOR_NAME: &str = "iqn.2026-11.org.strongroom:bench";
 
@@ -28,6 +29,8 @@ const INITIATOR_NAME: &str = "iqn.2026-11.org.strongroom:bench";
 pub struct OursOptions {
     /// This program.
     pub lab_binary: PathBuf,
+    /// The product that serves and makes volumes; `None`: the one in this program.
+    pub product: Option<Product>,
     /// What it speaks, and what its volumes are like.
     pub setup: Setup,
     /// What lies beneath the store, as `volume create --medium` takes it.
@@ -36,6 +39,8 @@ pub struct OursOptions {
     pub volume_bytes: u64,
     /// Block sizes of the volumes to make, one each.
     pub block_sizes: Vec<u64>,
+    /// Names and bytes of further volumes, with blocks of [`FURTHER_BLOCK_BYTES`].
+    pub further_volumes: Vec<(String, u64)>,
     /// Who runs where.
     pub placement: Placement,
     /// Where to work; must exist, and is left as it is.
@@ -84,17 +89,14 @@ impl Ours {
         let initiator_key = options.run(&["identity", "new", "--out", text(&at("initiator.identity"))?])?;
         options.run(&["key", "new", "--out", text(&at("volume.key"))?])?;
         options.run(&["key", "new", "--for", "wrapping", "--out", text(&at("wrapping.key"))?])?;
-        let sealed_at_once = options.setup.seal_bytes.map(|bytes| vec![bytes]);
-        for &block_size in sealed_at_once.as_ref().unwrap_or(&options.block_sizes) {
-            options.create_volume(block_size)?;
-        }
+        options.create_volumes()?;
         let stats = at("stats.json");
         let configuration = options.configuration()?;
         let namespace = options.hosts.target.as_ref().map(|(namespace, _)| namespace.as_str());
         let address = options.hosts.target.as_ref().map_or(IpAddr::from([127, 0, 0, 1]), |(_, address)| *address);
         let listen = SocketAddr::new(address, 0).to_string();
-        let mut command = command_in(namespace, &options.lab_binary);
-        command.args([PRODUCT, "--log", "warn", "serve", "--root", text(&at("volumes"))?, "--listen", &listen]);
+        let mut command = options.product().command(namespace);
+        command.args(["--log", "warn", "serve", "--root", text(&at("volumes"))?, "--listen", &listen]);
         command.args(["--node-key", text(&at("target.identity"))?, "--workers", "1", "--idle-close", "1h"]);
         command.args(["--stats-file", text(&stats)?, "--stats-every", STATS_EVERY]);
         command.args(["--plain", "initiators=*; volumes=*"]);
@@ -121,7 +123,7 @@ impl Ours {
         let medium = options.medium.split(':').next().unwrap_or_default().to_owned();
         let setup = options.setup;
         let name = setup.file_name();
-        let placement = Some(options.placement.clone());
+        let placement = Some(options.placement.clone()).filter(Placement::is_pinned);
         let initiators = InitiatorPool::new(&options.lab_binary, &options.directory, placement, &name);
         let identity = Identity {
             contender: setup.label(),
@@ -178,6 +180,11 @@ impl Ours {
         self
     }
 
+    /// The product that serves.
+    pub(crate) fn product(&self) -> Product {
+        self.options.product()
+    }
+
     /// The target's process.
     pub fn target(&self) -> &Background {
         &self.target
@@ -197,7 +204,11 @@ impl Ours {
 
     /// How our initiator attaches the volume with blocks of this many bytes.
     pub fn attach_settings(&self, block_size: u64) -> AttachSettings {
-        let volume = Self::volume_name(block_size);
+        self.attach_settings_of(&Self::volume_name(block_size))
+    }
+
+    /// The same of the volume with this name.
+    pub fn attach_settings_of(&self, volume: &str) -> AttachSettings {
         let file = |name: &str| Some(self.options.directory.join(name));
         let SchemeChoice::Channel(scheme) = self.options.setup.scheme else {
             let url = format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address);
@@ -275,11 +286,27 @@ impl OursOptions {
         Ok(Some(path))
     }
 
-    fn create_volume(&self, block_size: u64) -> Result<(), BenchError> {
-        let (name, root) = (Ours::volume_name(block_size), self.directory.join("volumes"));
-        let (size, block_size) = (self.volume_bytes.to_string(), block_size.to_string());
+    /// The product that is measured.
+    pub(crate) fn product(&self) -> Product {
+        self.product.clone().unwrap_or_else(|| Product::of_lab(&self.lab_binary))
+    }
+
+    fn create_volumes(&self) -> Result<(), BenchError> {
+        let sealed_at_once = self.setup.seal_bytes.map(|bytes| vec![bytes]);
+        for &block_size in sealed_at_once.as_ref().unwrap_or(&self.block_sizes) {
+            self.create_volume(&Ours::volume_name(block_size), self.volume_bytes, block_size)?;
+        }
+        for (name, bytes) in &self.further_volumes {
+            self.create_volume(name, *bytes, FURTHER_BLOCK_BYTES)?;
+        }
+        Ok(())
+    }
+
+    fn create_volume(&self, name: &str, bytes: u64, block_size: u64) -> Result<(), BenchError> {
+        let root = self.directory.join("volumes");
+        let (size, block_size) = (bytes.to_string(), block_size.to_string());
         let wrapping_key = self.directory.join("wrapping.key");
-        let mut arguments = vec!["volume", "create", &name, "--size", &size, "--block-size", &block_size];
+        let mut arguments = vec!["volume", "create", name, "--size", &size, "--block-size", &block_size];
         arguments.extend(["--root", text(&root)?]);
         arguments.extend(if self.setup.scheme.is_channel() { ["--peer", "*"] } else { ["--initiator", "*"] });
         match self.setup.scheme.sealing() {
@@ -300,8 +327,9 @@ impl OursOptions {
 
     /// Runs the binary to its end; what it printed.
     fn run(&self, arguments: &[&str]) -> Result<String, BenchError> {
-        let output = Command::new(&self.lab_binary).arg(PRODUCT).args(arguments).output();
-        let output = output.map_err(|error| BenchError::file(&self.lab_binary, error))?;
+        let product = self.product();
+        let output = product.command(None).args(arguments).output();
+        let output = output.map_err(|error| BenchError::file(product.program(), error))?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }

@@ -32,6 +32,40 @@ pub(crate) fn command_in(namespace: Option<&str>, program: &Path) -> Command {
 /// Commands of `strongroom` from this program's own binary, before what they are: `lab_binary product serve …`.
 pub const PRODUCT: &str = "product";
 
+/// The product that an experiment runs: this program's own, or another build of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Product {
+    program: PathBuf,
+    /// The program is the lab, which has the product behind [`PRODUCT`].
+    is_in_lab: bool,
+}
+
+impl Product {
+    /// The one in the lab's own program.
+    pub fn of_lab(lab_binary: &Path) -> Product {
+        Product { program: lab_binary.to_owned(), is_in_lab: true }
+    }
+
+    /// A program of its own: a `strongroom` of this or of another release.
+    pub fn at(program: &Path) -> Product {
+        Product { program: program.to_owned(), is_in_lab: false }
+    }
+
+    /// The program's file.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// A command of it, without arguments yet; in a network namespace if one is named.
+    pub(crate) fn command(&self, namespace: Option<&str>) -> Command {
+        let mut command = command_in(namespace, &self.program);
+        if self.is_in_lab {
+            command.arg(PRODUCT);
+        }
+        command
+    }
+}
+
 /// A server in the background: a target, or what stands in front of one.
 #[derive(Debug)]
 pub struct Background {

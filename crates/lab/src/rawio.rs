@@ -116,9 +116,14 @@ pub(crate) fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Poi
 /// Waits until no target works on what an earlier measurement left it, but not for ever.
 pub(crate) fn settle(contenders: &[Box<dyn Contender>], watch: &dyn Watch) -> Result<(), BenchError> {
     let pids: Vec<u32> = contenders.iter().flat_map(|contender| contender.target_pids()).collect();
+    settle_processes(&pids, watch)
+}
+
+/// The same by the targets' processes.
+pub(crate) fn settle_processes(pids: &[u32], watch: &dyn Watch) -> Result<(), BenchError> {
     let begun = Instant::now();
     // A target that has ended is found out, and told, by its next measurement.
-    while let Ok(window) = Window::open(&pids, &[], None) {
+    while let Ok(window) = Window::open(pids, &[], None) {
         if pids.is_empty() || begun.elapsed() > SETTLE_MAX {
             break;
         }

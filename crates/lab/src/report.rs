@@ -1,6 +1,7 @@
 //! From lines of results to what people read: tables, plots, sentences and one page. Nothing here measures, and nothing here
 //! knows more than the lines say.
 
+mod attach;
 mod client;
 mod experiment;
 mod figures;
@@ -38,6 +39,8 @@ pub struct Outputs {
     pub wan: Option<PathBuf>,
     /// CPU profiles by stage, likewise, between its two `profile` marks.
     pub profile: Option<PathBuf>,
+    /// What a program feels on an attached volume, likewise, between its two `attach` marks.
+    pub attach: Option<PathBuf>,
     /// One page with everything in it.
     pub html: Option<PathBuf>,
     /// A directory for plots, as SVG and (if it is built in) PNG.
@@ -56,6 +59,10 @@ const WAN_MARKS: [&str; 2] = ["<!-- wan: begin (made by `make bench-wan`; do not
 /// The same of CPU profiles.
 const PROFILE_MARKS: [&str; 2] =
     ["<!-- profile: begin (made by `make bench-profile`; do not edit) -->", "<!-- profile: end -->"];
+
+/// The same of attached volumes.
+const ATTACH_MARKS: [&str; 2] =
+    ["<!-- attach: begin (made by `make bench-attach`; do not edit) -->", "<!-- attach: end -->"];
 
 /// Makes them; which files were written.
 ///
@@ -107,6 +114,11 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
         let before = fs::read_to_string(path).unwrap_or_default();
         put(path, replace_section(&before, &profile::section(results), PROFILE_MARKS).as_bytes(), &mut written)?;
     }
+    if let Some(path) = &outputs.attach {
+        let before = fs::read_to_string(path).unwrap_or_default();
+        let section = attach::section(results, &summaries);
+        put(path, replace_section(&before, &section, ATTACH_MARKS).as_bytes(), &mut written)?;
+    }
     Ok(written)
 }
 
@@ -116,7 +128,11 @@ pub fn tables(results: &Results) -> String {
         return profile::tables(results);
     }
     let summaries = results.benches().iter().map(|bench| Summary::new(results, bench)).collect::<Vec<_>>();
-    summaries.iter().map(markdown::table).collect::<Vec<_>>().join("\n")
+    let table = |summary: &Summary| match attach::is_shown_here(&summary.experiment.bench) {
+        true => attach::table(summary),
+        false => markdown::table(summary),
+    };
+    summaries.iter().map(table).collect::<Vec<_>>().join("\n")
 }
 
 fn put(path: &Path, bytes: &[u8], written: &mut Vec<PathBuf>) -> Result<(), BenchError> {

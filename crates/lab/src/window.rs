@@ -32,6 +32,8 @@ pub struct Used {
     pub initiator_busy: Option<f64>,
     /// The share of all these processors that others took, stolen time included.
     pub foreign_busy: Option<f64>,
+    /// How busy all processors were that we may use, 0 to 1.
+    pub all_busy: Option<f64>,
 }
 
 impl Window {
@@ -64,9 +66,12 @@ impl Window {
             wall_s,
             target_cpu_s: (!self.target.is_empty()).then_some(target_s),
             initiator_cpu_s: (!self.initiators.is_empty()).then_some(initiator_s),
+            all_busy: cores.busy_since(&self.cores, &cpu::available()),
             ..Used::default()
         };
-        let Some(placement) = &self.placement else { return Ok(used) };
+        let Some(placement) = self.placement.as_ref().filter(|placement| placement.is_pinned()) else {
+            return Ok(used);
+        };
         used.initiator_busy = cores.busy_since(&self.cores, &placement.initiators);
         if !self.target.is_empty() {
             used.target_busy = cores.busy_since(&self.cores, &placement.target);

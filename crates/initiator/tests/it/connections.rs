@@ -1,11 +1,16 @@
 //! Proves that a session of several connections carries commands by all of them, outlives the loss of some, and is content with one
 //! where the target takes no more.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use strongroom_block::{BlockDevice, Buffer, BufferMut, DeviceErrorKind, Lba, Request, Token};
+use strongroom_initiator::front::fuse::{FuseMount, FuseOptions};
 use strongroom_initiator::{RemoteDevice, flush_blocking, read_blocking, write_blocking};
 use strongroom_target::VolumeSpec;
 
@@ -109,6 +114,78 @@ fn a_session_outlives_its_connections_and_sends_nothing_again() {
         assert_eq!(sessions_and_resent(&device), (1, 0), "{connections} connections");
         device.detach().unwrap();
     }
+}
+
+/// Frames with sealed blocks that each connection carried to the target: a thread of the wire passes on one connection's.
+fn count_writes(wire: &Wire) -> Arc<Mutex<HashMap<ThreadId, u64>>> {
+    let carried: Arc<Mutex<HashMap<ThreadId, u64>>> = Arc::default();
+    let counts = carried.clone();
+    wire.tamper_towards_target(move |message| {
+        if message.has_blocks() {
+            *counts.lock().unwrap().entry(std::thread::current().id()).or_default() += 1;
+        }
+    });
+    carried
+}
+
+/// What a program writes to a file and reads back, in blocks of its own part.
+fn use_file(mount: &FuseMount, program: u64, rounds: u8) {
+    let file = mount.open_file(false).unwrap();
+    for round in 1..=rounds {
+        for at in 0..16 {
+            file.write_all_at(&[round; BLOCK], (program * 16 + at) * BLOCK as u64).unwrap();
+        }
+        for at in 0..16 {
+            let mut read = [0; BLOCK];
+            file.read_exact_at(&mut read, (program * 16 + at) * BLOCK as u64).unwrap();
+            assert!(read.iter().all(|byte| *byte == round), "program {program}, block {at}, round {round}");
+        }
+    }
+    file.sync_all().unwrap();
+}
+
+/// Programs on the file of an attached volume see nothing of a connection that is cut: its commands take the other one.
+#[test]
+fn a_file_is_carried_by_several_connections_and_loses_nothing_with_one_of_them() {
+    const PROGRAMS: u64 = 4;
+    const ROUNDS: u8 = 20;
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs /dev/fuse and root");
+        return;
+    }
+    let host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
+    let wire = Wire::before(&host);
+    let carried = count_writes(&wire);
+    let mut options = host.options(wire.url("vault"));
+    options.iscsi.connections = 2;
+    let device = Arc::new(RemoteDevice::attach(options).unwrap());
+    device.format().unwrap();
+    eventually("both connections are there", || device.status().wires == 2);
+    let at = tempfile::tempdir().unwrap();
+    let mount = FuseMount::start(device.clone(), at.path(), &FuseOptions::new("vault")).unwrap();
+    std::thread::scope(|scope| {
+        let programs: Vec<_> = (0..PROGRAMS)
+            .map(|program| {
+                scope.spawn({
+                    let mount = &mount;
+                    move || use_file(mount, program, ROUNDS)
+                })
+            })
+            .collect();
+        eventually("both connections carry writes", || carried.lock().unwrap().len() >= 2);
+        wire.cut_one();
+        programs.into_iter().for_each(|program| program.join().unwrap());
+    });
+    eventually("both connections are there again", || device.status().wires == 2);
+    assert_eq!(sessions_and_resent(&device), (1, 0));
+    assert!(device.losses().is_empty());
+    mount.finish_within(Duration::from_secs(60)).map_err(|(_, error)| error).unwrap();
+    device.detach().unwrap();
+
+    let again = RemoteDevice::attach(host.options(host.url("vault"))).unwrap();
+    let read = read_blocking(&again, Lba(0), PROGRAMS * 16).unwrap();
+    assert!(read.iter().all(|byte| *byte == ROUNDS));
+    again.detach().unwrap();
 }
 
 /// Who was given up while the session would still have been kept gets another one.

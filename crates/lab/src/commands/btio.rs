@@ -67,10 +67,12 @@ pub(super) fn run(args: &BtioArgs) -> Result<()> {
     for scheme in SchemeChoice::list(&args.schemes)? {
         contenders.push(Box::new(Ours::start(OursOptions {
             lab_binary: lab_binary.clone(),
+            product: None,
             setup: Setup::new(scheme),
             medium: args.medium.clone(),
             volume_bytes: (problem.file_bytes() + SPARE_BYTES).next_multiple_of(1 << 20),
             block_sizes: vec![btio::BLOCK_BYTES],
+            further_volumes: Vec::new(),
             placement: placement.clone(),
             directory: site.directory(scheme.name())?,
             serve_args: Vec::new(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use strongroom_lab::dbench::{self, DbenchPlan, Mounted};
-use strongroom_lab::{Hosts, Machine, Ours, OursOptions, SchemeChoice, Setup};
+use strongroom_lab::{FURTHER_BLOCK_BYTES, Hosts, Machine, Ours, OursOptions, SchemeChoice, Setup};
 
 use super::results::{ResultsArgs, seconds};
 use strongroom::units::parse_size;
@@ -82,16 +82,18 @@ pub(super) fn run(args: &DbenchArgs) -> Result<()> {
         let directory = site.directory(scheme.name())?;
         let ours = Ours::start(OursOptions {
             lab_binary: lab_binary.clone(),
+            product: None,
             setup: Setup::new(scheme),
             medium: args.medium.clone(),
             volume_bytes: args.volume_size,
-            block_sizes: vec![dbench::BLOCK_BYTES],
+            block_sizes: vec![FURTHER_BLOCK_BYTES],
+            further_volumes: Vec::new(),
             placement: placement.clone(),
             directory: directory.clone(),
             serve_args: Vec::new(),
             hosts: Hosts::default(),
         })?;
-        mounted.push(Mounted::start(&lab_binary, &directory, &placement, ours)?);
+        mounted.push(Mounted::start(&directory, &placement, ours)?);
     }
     let outcome = dbench::run(&plan, &mounted, &mut progress);
     drop(mounted);

@@ -113,10 +113,12 @@ impl OwnTargetArgs {
         for &setup in setups {
             let ours = Ours::start(OursOptions {
                 lab_binary: lab_binary.clone(),
+                product: None,
                 setup,
                 medium: self.medium.clone(),
                 volume_bytes: self.volume_size,
                 block_sizes: block_sizes.clone(),
+                further_volumes: Vec::new(),
                 placement: plan.placement.clone().expect("both ends are ours"),
                 directory: site.directory(&setup.file_name())?,
                 serve_args: vec!["--busy-poll".into(), busy_poll.into()],

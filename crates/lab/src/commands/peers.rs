@@ -201,10 +201,12 @@ impl PeersArgs {
             };
             Ok::<Ours, anyhow::Error>(Ours::start(OursOptions {
                 lab_binary,
+                product: None,
                 setup: Setup::new(scheme),
                 medium: medium.into(),
                 volume_bytes: self.volume_size,
                 block_sizes,
+                further_volumes: Vec::new(),
                 placement: placement.clone(),
                 directory: site.directory(&format!("{}-{}-{busy_poll}", scheme.name(), backing.name()))?,
                 serve_args: vec!["--busy-poll".into(), busy_poll.into()],

@@ -34,6 +34,9 @@ pub(crate) struct ReportArgs {
     /// Put CPU profiles (`strongroom-lab profile`) between the `profile` marks of this Markdown file.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
+    /// Put what programs get from attached volumes (`strongroom-lab attach`) between the `attach` marks of this Markdown file.
+    #[arg(long, value_name = "FILE")]
+    attach: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -49,6 +52,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         laziness: args.laziness.clone(),
         wan: args.wan.clone(),
         profile: args.profile.clone(),
+        attach: args.attach.clone(),
         html: args.html.clone(),
         plots: args.plots.clone(),
     };

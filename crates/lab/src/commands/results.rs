@@ -36,6 +36,11 @@ impl ResultsArgs {
         self.placement.placement()
     }
 
+    /// Which processors, if any were chosen.
+    pub(super) fn placement_unless_unpinned(&self) -> Result<Placement> {
+        self.placement.placement_unless_unpinned()
+    }
+
     /// A progress bar that keeps results.
     pub(super) fn progress(&self, mut machine: Machine, placement: &Placement) -> Result<Progress> {
         machine.pinning = placement.in_words();

@@ -168,10 +168,12 @@ impl WanArgs {
                         for number in 0..self.targets {
                             started.push(Ours::start(OursOptions {
                                 lab_binary: lab_binary.clone(),
+                                product: None,
                                 setup,
                                 medium: "memory".into(),
                                 volume_bytes: self.volume_size,
                                 block_sizes: vec![BLOCK_BYTES],
+                                further_volumes: Vec::new(),
                                 placement: plan.placement.clone(),
                                 directory: site.directory(&format!("{}-{number}", setup.file_name()))?,
                                 serve_args: Vec::new(),

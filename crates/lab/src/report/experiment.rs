@@ -153,6 +153,22 @@ const KNOWN: &[Description] = &[
         Measure::TargetPerKio,
     ),
     Description {
+        bench: "attach",
+        title: "A program on the file of an attached volume",
+        question: "What does a program get from a volume that is attached as a file, compared with our own client without FUSE?",
+        method: "fio with direct I/O on the file that `strongroom attach` shows in FUSE; our own client does the same I/O in a process of the lab, \
+                 on another volume of the same target. Both ends and the program share the processors unless they are pinned.",
+        main: Measure::Throughput,
+    },
+    Description {
+        bench: "attach-ext4",
+        title: "A program in ext4, mounted by --mount",
+        question: "What does a program get from a file system on an attached volume?",
+        method: "fio on a file in ext4. Sequential I/O goes through the page cache over the whole file, of which nothing is cached at the beginning; what is \
+                 written counts when it is durable. Random reads are direct I/O.",
+        main: Measure::Throughput,
+    },
+    Description {
         bench: "stream",
         title: "The bare channel (the lazy-crypto paper's Figure 2, ttcp)",
         question: "What does protecting a stream cost, without iSCSI and without a disk?",

@@ -29,6 +29,10 @@ pub enum Measure {
     TargetBusy,
     /// How busy the initiators' were.
     InitiatorBusy,
+    /// How busy all processors were.
+    AllBusy,
+    /// How busy the busiest thread of an attachment was.
+    BusiestThread,
     /// Bytes of cryptography at the target for each byte of data.
     TargetCrypto,
     /// Bytes of cryptography at the initiators for each byte of data.
@@ -63,6 +67,8 @@ impl Measure {
                 cell.cpu.target_busy.map(|busy| (busy / share).min(1.0))
             }
             Measure::InitiatorBusy => cell.cpu.initiator_busy,
+            Measure::AllBusy => cell.cpu.all_busy,
+            Measure::BusiestThread => cell.cpu.busiest_thread,
             Measure::TargetCrypto => cell.crypto.target_crypto_per_byte,
             Measure::InitiatorCrypto => cell.crypto.initiator_crypto_per_byte,
             Measure::Model => cell.model.model_mib_s,
@@ -87,6 +93,8 @@ impl Measure {
             Measure::InitiatorPerKio => "initiator CPU ms/kIO",
             Measure::TargetBusy => "target busy",
             Measure::InitiatorBusy => "initiator busy",
+            Measure::AllBusy => "processors busy",
+            Measure::BusiestThread => "busiest thread",
             Measure::TargetCrypto => "crypto B/B target",
             Measure::InitiatorCrypto => "crypto B/B initiator",
             Measure::Model => "model MiB/s",

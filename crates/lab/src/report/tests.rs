@@ -102,9 +102,7 @@ fn every_file_is_made_and_a_document_keeps_what_people_wrote() {
         markdown: Some(markdown.clone()),
         html: Some(dir.path().join("report.html")),
         plots: Some(plots.clone()),
-        laziness: None,
-        wan: None,
-        profile: None,
+        ..Outputs::default()
     };
     write(&results(), &outputs).unwrap();
     let first = std::fs::read_to_string(&markdown).unwrap();

@@ -2,6 +2,7 @@
 //! that what it writes is whole; that wrong wishes are refused with advice; and that data behind a URL is not overwritten
 //! unless that is asked for. Says nothing about speed.
 
+mod attached;
 mod private;
 mod stage;
 

@@ -1,0 +1,338 @@
+//! `attach`: what a program feels on an attached volume. fio uses the file in FUSE with direct I/O, and a file in ext4 on `--mount`, in
+//! every scheme and of every release that takes part; our own client does the same I/O on the same target without FUSE, as the base line.
+//!
+//! Absent: how volumes are attached (`attachment`), and what is done with fio's words (`fio`).
+
+mod fio;
+mod served;
+
+use std::time::Duration;
+
+pub use served::{AttachArguments, ServeOptions, ServedVolumes, Way};
+
+use crate::attachment;
+use crate::cell::{CellKey, CpuCost, ProgramAccess, Throughput};
+use crate::cpu::{Placement, ThreadTimes};
+use crate::programs::is_installed;
+use crate::rawio::{self, RawioPlan, settle_processes};
+use crate::schedule::{Watch, interleaved, measure_all, pause};
+use crate::window::Used;
+use crate::{BenchError, Cell, Contender, Grid, Pattern, Point, Window};
+use fio::{FioJob, FioLength};
+use strongroom::units::long_size;
+
+/// The name in results.
+pub const BENCH_FILE: &str = "attach";
+/// The same of what was done in ext4.
+pub const BENCH_EXT4: &str = "attach-ext4";
+/// How long fio may take to begin with its I/O: it warms up for that much longer.
+const FIO_STARTS_WITHIN: Duration = Duration::from_millis(250);
+/// The share of a measurement over which CPU time is taken, so that it lies within it.
+const WINDOW_SHARE: f64 = 0.8;
+/// A file is gone through so often at most in one measurement.
+const PASSES_MAX: u32 = 100;
+
+/// On the file, by direct I/O: pattern, bytes of an I/O, I/Os in flight.
+const FILE_POINTS: [(Pattern, u64, u32); 6] = [
+    (Pattern::RandRead, 4 << 10, 1),
+    (Pattern::RandWrite, 4 << 10, 1),
+    (Pattern::RandRead, 4 << 10, 16),
+    (Pattern::RandWrite, 4 << 10, 16),
+    (Pattern::SeqRead, 1 << 20, 4),
+    (Pattern::SeqWrite, 1 << 20, 4),
+];
+/// In ext4: sequential I/O goes through the page cache, over the whole file; random I/O past it.
+const EXT4_POINTS: [(Pattern, u64, u32); 3] =
+    [(Pattern::SeqRead, 1 << 20, 1), (Pattern::SeqWrite, 1 << 20, 1), (Pattern::RandRead, 4 << 10, 16)];
+
+/// What to measure, and for how long.
+#[derive(Clone, Debug)]
+pub struct AttachPlan {
+    /// Repetitions.
+    pub runs: u32,
+    /// How long each measurement lasts.
+    pub time: Duration,
+    /// How long I/O runs before it.
+    pub warm_up: Duration,
+    /// By which ways programs reach volumes: [`Way::File`], [`Way::Ext4`].
+    pub ways: Vec<Way>,
+    /// What programs do.
+    pub patterns: Vec<Pattern>,
+    /// Who runs where.
+    pub placement: Placement,
+}
+
+/// Whether this can be done here.
+///
+/// # Errors
+/// [`BenchError::Asked`], with what is missing and how to get it.
+pub fn check(ways: &[Way]) -> Result<(), BenchError> {
+    for (name, package) in [("fio", "fio"), ("unshare", "util-linux"), ("ip", "iproute2")] {
+        if !is_installed(name) {
+            let problem = format!("there is no {name}; install it with scripts/deps.sh (Debian: {package})");
+            return Err(BenchError::Asked(problem));
+        }
+    }
+    attachment::check("this experiment", ways.contains(&Way::Ext4))
+}
+
+/// How one measurement reaches a volume: of which target, by which way, and with the how manyth arguments it is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Route {
+    served: usize,
+    way: Way,
+    attachment: usize,
+}
+
+/// One measurement.
+struct AttachStep {
+    route: Route,
+    point: Point,
+    run: u32,
+}
+
+/// Measures all of it, interleaved. A measurement that fails is kept as one that failed.
+///
+/// # Errors
+/// [`BenchError::Stopped`], or what the watcher says.
+pub fn run(plan: &AttachPlan, served: &mut [ServedVolumes], watch: &mut dyn Watch) -> Result<(), BenchError> {
+    let steps = steps(plan, served);
+    let names: Vec<String> = steps.iter().map(|step| step.empty_cell(served).key.contender).collect();
+    let order: Vec<usize> = (0..steps.len()).collect();
+    let name = |at: &usize| {
+        let Point { pattern, size, depth, .. } = steps[*at].point;
+        format!("{}: {} {pattern}, depth {depth}", names[*at], long_size(size))
+    };
+    measure_all(
+        &order,
+        watch,
+        name,
+        |_| 1.0,
+        |at, watch| {
+            let step = &steps[*at];
+            let pids: Vec<u32> = served.iter().flat_map(ServedVolumes::target_pids).collect();
+            settle_processes(&pids, watch)?;
+            let empty = step.empty_cell(served);
+            match step.measure(plan, &mut served[step.route.served], empty.clone(), watch) {
+                Ok(cell) => Ok(cell),
+                Err(BenchError::Stopped) => Err(BenchError::Stopped),
+                Err(error) => Ok(empty.failed(error)),
+            }
+        },
+    )
+}
+
+/// All measurements in order: what is done with the file, then what is done in ext4.
+fn steps(plan: &AttachPlan, served: &[ServedVolumes]) -> Vec<AttachStep> {
+    let mut steps = Vec::new();
+    for way in &plan.ways {
+        let (points, ways): (&[_], &[Way]) = match way {
+            Way::Ext4 => (&EXT4_POINTS, &[Way::Ext4]),
+            Way::Client | Way::File => (&FILE_POINTS, &[Way::Client, Way::File]),
+        };
+        let points: Vec<_> = points.iter().filter(|(pattern, ..)| plan.patterns.contains(pattern)).collect();
+        let mut routes = Vec::new();
+        for (at, served) in served.iter().enumerate() {
+            for way in ways {
+                // The client is one process, however volumes are attached beside it.
+                let attachments = if *way == Way::Client { 1 } else { served.attachments() };
+                routes.extend((0..attachments).map(|attachment| Route { served: at, way: *way, attachment }));
+            }
+        }
+        for step in interleaved(points.len(), routes.len(), plan.runs) {
+            let &(pattern, size, depth) = points[step.point];
+            let point = Point { pattern, size, depth, initiators: 1 };
+            steps.push(AttachStep { route: routes[step.contender], point, run: step.run });
+        }
+    }
+    steps
+}
+
+impl AttachStep {
+    fn empty_cell(&self, served: &[ServedVolumes]) -> Cell {
+        let served = &served[self.route.served];
+        let identity = served.ours.identity();
+        let attached_with = match self.route.way {
+            Way::Client => "",
+            Way::File | Way::Ext4 => served.attached_with(self.route.attachment),
+        };
+        let words = [identity.contender.as_str(), &served.release, attached_with];
+        let mut contender = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+        if self.route.way == Way::Client {
+            contender += ", without FUSE";
+        }
+        let bench = if self.route.way == Way::Ext4 { BENCH_EXT4 } else { BENCH_FILE };
+        let key = CellKey {
+            bench: bench.into(),
+            contender,
+            scheme: identity.scheme.clone(),
+            suite: served.suite(),
+            row: identity.row.clone(),
+            process: identity.process.clone(),
+            medium: identity.medium.clone(),
+            pattern: self.point.pattern.name().into(),
+            size: self.point.size,
+            depth: self.point.depth,
+            initiators: 1,
+            run: self.run,
+            ..CellKey::default()
+        };
+        let access = ProgramAccess {
+            way: self.route.way.name().into(),
+            release: served.release.clone(),
+            attached_with: attached_with.into(),
+        };
+        Cell { access, ..Cell::empty(key) }
+    }
+
+    fn measure(
+        &self,
+        plan: &AttachPlan,
+        served: &mut ServedVolumes,
+        cell: Cell,
+        watch: &dyn Watch,
+    ) -> Result<Cell, BenchError> {
+        let Route { way, attachment, .. } = self.route;
+        if way == Way::Client {
+            return rawio::measure(&client_plan(plan, self.point), &mut served.ours, self.point, cell, watch);
+        }
+        let (file, file_bytes) = served.program_file(way, attachment)?;
+        let is_buffered = way == Way::Ext4 && !self.point.pattern.is_random();
+        let length = match is_buffered {
+            true => FioLength::WholeFile,
+            false => FioLength::Timed { warm_up: plan.warm_up + FIO_STARTS_WITHIN, time: plan.time },
+        };
+        let job = FioJob {
+            file,
+            file_bytes,
+            pattern: self.point.pattern,
+            size: self.point.size,
+            depth: self.point.depth,
+            is_direct: !is_buffered,
+            length,
+            seed: u64::from(self.run) + 1,
+        };
+        if is_buffered {
+            return measure_passes(plan, served, self.route, &job, cell, watch);
+        }
+        measure_timed(plan, served, self.route, &job, cell, watch)
+    }
+}
+
+/// The same I/O by our own client.
+fn client_plan(plan: &AttachPlan, point: Point) -> RawioPlan {
+    let Point { pattern, size, depth, .. } = point;
+    RawioPlan {
+        bench: BENCH_FILE.into(),
+        grid: Grid { patterns: vec![pattern], sizes: vec![size], depths: vec![depth], initiators: vec![1] },
+        runs: plan.runs,
+        time: plan.time,
+        warm_up: plan.warm_up,
+        verify: false,
+        parts: false,
+        sealed_beforehand_bytes: None,
+        is_prorated: false,
+        placement: Some(plan.placement.clone()),
+    }
+}
+
+/// Direct I/O for a while. CPU time is that of most of the time that counts.
+fn measure_timed(
+    plan: &AttachPlan,
+    served: &mut ServedVolumes,
+    route: Route,
+    job: &FioJob,
+    mut cell: Cell,
+    watch: &dyn Watch,
+) -> Result<Cell, BenchError> {
+    let target = served.target_pids();
+    let attachment = served.attachment(route.way, route.attachment)?;
+    if route.way == Way::Ext4 {
+        attachment.sync()?;
+    }
+    let initiator = attachment.pids();
+    let fio = job.start(&plan.placement.initiators, attachment.directory())?;
+    pause(plan.warm_up + FIO_STARTS_WITHIN, watch)?;
+    let threads = ThreadTimes::now(&initiator);
+    let window = Window::open(&target, &initiator, Some(&plan.placement))?;
+    pause(plan.time.mul_f64(WINDOW_SHARE), watch)?;
+    let used = window.close()?;
+    let busiest = ThreadTimes::now(&initiator).busiest_since(&threads);
+    let outcome = fio.finish(watch)?;
+    cell.cpu = CpuCost::new(&used, &outcome.throughput);
+    if let Some((name, share)) = busiest {
+        (cell.cpu.busiest_thread, cell.cpu.busiest_thread_name) = (Some(share), name);
+    }
+    (cell.throughput, cell.latency) = (outcome.throughput, outcome.latency);
+    Ok(cell)
+}
+
+/// The whole file again and again, none of it in the page cache when it begins and all that was written durable when it ends, until enough
+/// time has passed in it. Single I/Os are copies from and to the page cache: how long they take says nothing.
+fn measure_passes(
+    plan: &AttachPlan,
+    served: &mut ServedVolumes,
+    route: Route,
+    job: &FioJob,
+    mut cell: Cell,
+    watch: &dyn Watch,
+) -> Result<Cell, BenchError> {
+    let target = served.target_pids();
+    let (mut ios, mut bytes, mut elapsed_s) = (0, 0, 0.0);
+    let mut total = Used::default();
+    for _ in 0..PASSES_MAX {
+        let attachment = served.attachment(route.way, route.attachment)?;
+        attachment.sync()?;
+        let initiator = attachment.pids();
+        let window = Window::open(&target, &initiator, None)?;
+        let outcome = job.start(&plan.placement.initiators, attachment.directory())?.finish(watch)?;
+        let used = window.close()?;
+        // While fio starts and ends both ends rest.
+        let sum = |total: Option<f64>, used: Option<f64>| used.map(|used| total.unwrap_or(0.0) + used);
+        total.target_cpu_s = sum(total.target_cpu_s, used.target_cpu_s);
+        total.initiator_cpu_s = sum(total.initiator_cpu_s, used.initiator_cpu_s);
+        ios += outcome.throughput.ios;
+        bytes += outcome.throughput.bytes;
+        elapsed_s += outcome.throughput.elapsed_s;
+        if elapsed_s >= plan.time.as_secs_f64() {
+            break;
+        }
+    }
+    total.wall_s = elapsed_s;
+    cell.throughput = Throughput::new(ios, bytes, elapsed_s);
+    cell.cpu = CpuCost::new(&total, &cell.throughput);
+    Ok(cell)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_have_names_and_ways_are_read() {
+        let two: AttachArguments = "two=--connections 2 --pipeline 8/2".parse().unwrap();
+        assert_eq!((two.name.as_str(), two.arguments.len()), ("two", 4));
+        for text in ["--connections 2", "--connections=2", "=x", ""] {
+            let error = text.parse::<AttachArguments>().unwrap_err().to_string();
+            assert!(error.contains("NAME=ARGUMENTS"), "{error}");
+        }
+        assert_eq!("ext4".parse::<Way>().unwrap(), Way::Ext4);
+        assert!("client".parse::<Way>().unwrap_err().to_string().contains("file and ext4"));
+    }
+
+    #[test]
+    fn the_client_does_the_same_io_as_the_program() {
+        let plan = AttachPlan {
+            runs: 5,
+            time: Duration::from_secs(1),
+            warm_up: Duration::ZERO,
+            ways: vec![Way::File],
+            patterns: Pattern::ALL.to_vec(),
+            placement: Placement::anywhere(),
+        };
+        for (pattern, size, depth) in FILE_POINTS {
+            let point = Point { pattern, size, depth, initiators: 1 };
+            assert_eq!(client_plan(&plan, point).grid.points(), [point]);
+        }
+    }
+}

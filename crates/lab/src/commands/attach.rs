@@ -1,0 +1,271 @@
+//! `strongroom-lab attach`: fio on attached volumes, for every scheme, with one or several releases of the product.
+//!
+//! Absent: how it is measured (`strongroom_lab::attach`).
+
+mod namespaces;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use strongroom_lab::attach::{self, AttachArguments, AttachPlan, ServeOptions, ServedVolumes, Way};
+use strongroom_lab::{
+    BenchError, FURTHER_BLOCK_BYTES, Hosts, Machine, OursOptions, Pattern, Placement, Product, SchemeChoice, Setup,
+    Watch,
+};
+
+use super::progress::Progress;
+use super::results::{ResultsArgs, seconds};
+use super::site::Site;
+use strongroom::units::parse_size;
+
+/// What the quick form takes instead of the usual: is it alive?
+const QUICK: Amounts =
+    Amounts { seconds: 0.1, warm_up: 0.0, runs: 1, fills: 1, volume_bytes: 16 << 20, ext4_bytes: 64 << 20 };
+const USUAL: Amounts =
+    Amounts { seconds: 1.0, warm_up: 0.3, runs: 5, fills: 4, volume_bytes: 256 << 20, ext4_bytes: 512 << 20 };
+/// Smallest volume for ext4 with a file in it, in bytes.
+const EXT4_BYTES_MIN: u64 = 32 << 20;
+/// Smallest volume for its file, in bytes: several I/Os of 1 MiB.
+const VOLUME_BYTES_MIN: u64 = 8 << 20;
+
+/// fio on an attached volume, as a file in FUSE and as ext4 on --mount, beside our own client without FUSE. Needs root and fio.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    strongroom-lab attach --json attach.jsonl && strongroom-lab report attach.jsonl --attach attach.md\n  \
+    strongroom-lab attach --program old=/opt/old/strongroom --program new=target/release/strongroom --schemes S2-5\n  \
+    strongroom-lab attach --schemes S2-5 --attach-with 'one=' --attach-with 'two=--connections 2' --ways file\n\n\
+    The file is used with direct I/O: 4 KiB random reads and writes at depth 1 and 16, 1 MiB sequential ones at depth 4. In ext4 a whole file is \
+    read, and written and made durable, through the page cache, in which nothing of it is at the beginning; 4 KiB random reads are direct, at depth \
+    16. Nothing is pinned unless --target-cpus or --initiator-cpus is given (programs then run where initiators do). It runs in namespaces of its \
+    own (mounts, network, processes): what is attached is not seen outside, and goes with it.")]
+pub(crate) struct AttachArgs {
+    /// The product that serves and attaches: PATH, or NAME=PATH to name it in results. Several are releases that are compared [default: the
+    /// product in this program].
+    #[arg(long = "program", value_name = "[NAME=]PATH")]
+    programs: Vec<ReleaseProgram>,
+    /// Also attach with these arguments of `strongroom attach`: NAME=ARGUMENTS; each is a contender. NAME= is for no arguments.
+    #[arg(long, value_name = "NAME=ARGUMENTS")]
+    attach_with: Vec<AttachArguments>,
+    /// The schemes to compare, by the paper's names or by what they do, or 'all'.
+    #[arg(long, value_name = "LIST", default_value = "S0,S2-1,S2-5")]
+    schemes: String,
+    /// How programs reach the volume: file, ext4, or both.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "file,ext4")]
+    ways: Vec<Way>,
+    /// What programs do: seqread, seqwrite, randread, randwrite.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
+    patterns: Vec<Pattern>,
+    /// What lies beneath the targets' stores, as `volume create` takes it: memory, directory (in --work-dir).
+    #[arg(long, default_value = "memory")]
+    medium: String,
+    #[command(flatten)]
+    amounts: AmountArgs,
+    /// How both ends poll: off, auto or microseconds [default: as usual, without saying so to them].
+    #[arg(long, value_name = "WAIT")]
+    busy_poll: Option<String>,
+    #[command(flatten)]
+    results: ResultsArgs,
+}
+
+/// How much of everything.
+#[derive(Args)]
+struct AmountArgs {
+    /// Everything once, as small and short as it goes: is it alive? Its numbers say nothing.
+    #[arg(long)]
+    quick: bool,
+    /// How long one measurement lasts [default: 1].
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// How long I/O runs before it [default: 0.3].
+    #[arg(long, value_name = "SECONDS")]
+    warm_up: Option<f64>,
+    /// How often each is repeated [default: 5].
+    #[arg(long, value_name = "COUNT")]
+    runs: Option<u32>,
+    /// How often volumes are written before the first measurement [default: 4].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    fills: Option<u32>,
+    /// Bytes of the volumes that are used as a file, and by the client [default: 256MiB].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    volume_size: Option<u64>,
+    /// Bytes of the volumes with ext4; three quarters are one file [default: 512MiB].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    ext4_size: Option<u64>,
+}
+
+/// The same, with what was not given.
+#[derive(Clone, Copy)]
+struct Amounts {
+    seconds: f64,
+    warm_up: f64,
+    runs: u32,
+    fills: u32,
+    volume_bytes: u64,
+    ext4_bytes: u64,
+}
+
+impl AmountArgs {
+    fn amounts(&self) -> Result<Amounts> {
+        let usual = if self.quick { QUICK } else { USUAL };
+        let amounts = Amounts {
+            seconds: self.seconds.unwrap_or(usual.seconds),
+            warm_up: self.warm_up.unwrap_or(usual.warm_up),
+            runs: self.runs.unwrap_or(usual.runs),
+            fills: self.fills.unwrap_or(usual.fills),
+            volume_bytes: self.volume_size.unwrap_or(usual.volume_bytes),
+            ext4_bytes: self.ext4_size.unwrap_or(usual.ext4_bytes),
+        };
+        if amounts.seconds < 0.05 || amounts.runs == 0 {
+            bail!("that measures nothing; give at least --seconds 0.05 and --runs 1");
+        }
+        if amounts.volume_bytes < VOLUME_BYTES_MIN || amounts.ext4_bytes < EXT4_BYTES_MIN {
+            bail!("such small volumes hold too little; give at least --volume-size 8MiB and --ext4-size 32MiB");
+        }
+        Ok(amounts)
+    }
+}
+
+/// A build of the product, and what results call it.
+#[derive(Clone, Debug)]
+struct ReleaseProgram {
+    /// Its file's name, unless another one was given.
+    name: String,
+    is_named: bool,
+    path: PathBuf,
+}
+
+impl FromStr for ReleaseProgram {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ReleaseProgram, String> {
+        let named = text.split_once('=').filter(|(name, _)| !name.contains('/'));
+        let path = Path::new(named.map_or(text, |(_, path)| path));
+        let file_name = || path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = named.map_or_else(file_name, |(name, _)| name.to_owned());
+        if name.is_empty() || name.contains(' ') {
+            return Err(format!("'{text}' has no name for results; write NAME=PATH"));
+        }
+        let path = path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(ReleaseProgram { name, is_named: named.is_some(), path })
+    }
+}
+
+/// Runs the command.
+pub(super) fn run(args: &AttachArgs) -> Result<()> {
+    let (plan, amounts) = args.plan()?;
+    let schemes = SchemeChoice::list(&args.schemes)?;
+    let releases = args.releases()?;
+    let attached_with = args.attached_with()?;
+    attach::check(&args.ways)?;
+    namespaces::enter()?;
+    let mut machine = Machine::look();
+    machine.add_program("fio", &["--version"]);
+    for ReleaseProgram { name, path, .. } in &args.programs {
+        let said = std::process::Command::new(path).arg("--version").output();
+        let said = said.with_context(|| format!("cannot run {}", path.display()))?;
+        machine.programs.push(format!("{name}: {}", String::from_utf8_lossy(&said.stdout).trim()));
+    }
+    let site = args.results.site(None)?;
+    let mut progress = args.results.progress(machine, &plan.placement)?;
+    let mut served = Vec::new();
+    let all = schemes.len() * releases.len();
+    for scheme in schemes {
+        for (name, product) in &releases {
+            let setup = Setup::new(scheme);
+            let what = format!("{} {name}: starts, and fills its volumes", setup.label());
+            progress.step(served.len(), all, None, &what);
+            let target = args.target(setup, name, product.clone(), &plan.placement, amounts, &site)?;
+            let options = ServeOptions {
+                target,
+                release: name.clone(),
+                attached_with: attached_with.clone(),
+                ways: plan.ways.clone(),
+                ext4_bytes: amounts.ext4_bytes,
+                fills: amounts.fills,
+                busy_poll: args.busy_poll.clone(),
+            };
+            match ServedVolumes::start(options, &progress) {
+                Ok(one) => served.push(one),
+                Err(error) => return stopped_or(args, progress, error),
+            }
+        }
+    }
+    let outcome = attach::run(&plan, &mut served, &mut progress);
+    drop(served);
+    args.results.conclude(progress, outcome)
+}
+
+/// The end of a run whose targets do not all stand.
+fn stopped_or(args: &AttachArgs, progress: Progress, error: BenchError) -> Result<()> {
+    args.results.conclude(progress, Err(error))
+}
+
+impl AttachArgs {
+    fn plan(&self) -> Result<(AttachPlan, Amounts)> {
+        let amounts = self.amounts.amounts()?;
+        let mut ways = self.ways.clone();
+        ways.sort_by_key(|way| *way == Way::Ext4);
+        ways.dedup();
+        let time: Duration = seconds(amounts.seconds, "a measurement")?;
+        let placement = self.results.placement_unless_unpinned()?;
+        let warm_up = seconds(amounts.warm_up, "a warm-up")?;
+        let patterns = self.patterns.clone();
+        Ok((AttachPlan { runs: amounts.runs, time, warm_up, ways, patterns, placement }, amounts))
+    }
+
+    /// Names, and the programs; the name of only one is empty, unless it was given.
+    fn releases(&self) -> Result<Vec<(String, Option<Product>)>> {
+        if self.programs.is_empty() {
+            return Ok(vec![(String::new(), None)]);
+        }
+        let names: BTreeSet<&str> = self.programs.iter().map(|release| release.name.as_str()).collect();
+        if names.len() < self.programs.len() {
+            bail!("two programs have one name; tell them apart with --program NAME=PATH");
+        }
+        let has_names = self.programs.len() > 1;
+        let release = |release: &ReleaseProgram| {
+            let name = if has_names || release.is_named { release.name.clone() } else { String::new() };
+            (name, Some(Product::at(&release.path)))
+        };
+        Ok(self.programs.iter().map(release).collect())
+    }
+
+    fn attached_with(&self) -> Result<Vec<AttachArguments>> {
+        if self.attach_with.is_empty() {
+            return Ok(vec![AttachArguments::default()]);
+        }
+        let names: BTreeSet<&str> = self.attach_with.iter().map(|with| with.name.as_str()).collect();
+        if names.len() < self.attach_with.len() {
+            bail!("two --attach-with have one name; give each its own");
+        }
+        Ok(self.attach_with.clone())
+    }
+
+    fn target(
+        &self,
+        setup: Setup,
+        release: &str,
+        product: Option<Product>,
+        placement: &Placement,
+        amounts: Amounts,
+        site: &Site,
+    ) -> Result<OursOptions> {
+        Ok(OursOptions {
+            lab_binary: std::env::current_exe().context("cannot find this program's own file")?,
+            product,
+            setup,
+            medium: self.medium.clone(),
+            volume_bytes: amounts.volume_bytes,
+            block_sizes: vec![FURTHER_BLOCK_BYTES],
+            further_volumes: Vec::new(),
+            placement: placement.clone(),
+            directory: site.directory(&format!("{}-{release}", setup.file_name()))?,
+            serve_args: Vec::new(),
+            hosts: Hosts::default(),
+        })
+    }
+}

@@ -1,0 +1,266 @@
+//! What a program feels on an attached volume, as Markdown: what it gets from the file in FUSE beside our own client without FUSE, and from ext4;
+//! releases beside each other; and the figures that were asked for. Comparisons are made run by run.
+
+use std::fmt::Write;
+
+use super::goal::{self, Figure, Goal};
+use super::measure::Measure;
+use super::summary::{GridPoint, Row, Spread, Summary};
+use super::words;
+use crate::attach::{BENCH_EXT4, BENCH_FILE, Way};
+use crate::{Cell, Results};
+use strongroom::plot::number;
+
+/// Medians of fewer runs are marked.
+const RUNS_MIN: usize = 5;
+/// The scheme for which figures were asked.
+const JUDGED_SCHEME: &str = "S2-5";
+
+/// Whether an experiment is shown here.
+pub(super) fn is_shown_here(bench: &str) -> bool {
+    bench == BENCH_FILE || bench == BENCH_EXT4
+}
+
+/// The section between the marks.
+pub(super) fn section(results: &Results, summaries: &[Summary]) -> String {
+    let mut out = String::from("## What a program gets from an attached volume\n\n");
+    if let Some(machine) = results.machines.first() {
+        let _ = writeln!(out, "{}\n\nCommands:\n\n```", words::machine_in_words(machine));
+        for machine in &results.machines {
+            let _ = writeln!(out, "{}", machine.command);
+        }
+        out += "```\n\n";
+    }
+    out += "Medians of interleaved runs, with the lowest and the highest in brackets; comparisons are made run by run. *Without FUSE* is our own client in a \
+            process of the lab on the same target; *above it* is what the median of an I/O takes longer than there. Processor time is of the target's and \
+            the attachment's processes; the program's own is in none of them.\n\n";
+    let summaries: Vec<&Summary> =
+        summaries.iter().filter(|summary| is_shown_here(&summary.experiment.bench)).collect();
+    let judged = figures(&summaries);
+    if !judged.is_empty() {
+        let _ = writeln!(out, "{}", goal::table(&judged));
+    }
+    for summary in summaries {
+        let _ = writeln!(out, "### {}\n", summary.experiment.title);
+        for failure in words::failures(summary) {
+            let _ = writeln!(out, "- **Failed:** {failure}");
+        }
+        let _ = writeln!(out, "{}\n\n{}", words::reliability(summary), table(summary));
+    }
+    out
+}
+
+/// One experiment's table.
+pub(super) fn table(summary: &Summary) -> String {
+    let is_file = summary.experiment.bench == BENCH_FILE;
+    let mut heads = vec!["I/O", "contender", "MiB/s", "kIO/s", "p50 µs", "p99 µs"];
+    if is_file {
+        heads.extend(["throughput / without FUSE", "p50 above it, µs"]);
+    }
+    let compares = summary.rows.iter().any(|row| first_of(summary, row).is_some());
+    if compares {
+        heads.push("throughput / first");
+    }
+    heads.extend(["CPU s/GiB, target + attachment", "processors busy", "busiest thread of the attachment"]);
+    let mut out = format!("| {} |\n|---|---|{}\n", heads.join(" | "), "---:|".repeat(heads.len() - 2));
+    for row in &summary.rows {
+        let mut cells = vec![row.point.in_words(), row.contender.clone()];
+        cells.extend([Measure::Throughput, Measure::Kiops].map(|measure| spread_text(row, row.spread(measure))));
+        cells.extend([Measure::P50, Measure::P99].map(|measure| text(row, measure)));
+        if is_file {
+            let client = client_of(summary, row);
+            let ratio = client.and_then(|client| row.ratio(client, Measure::Throughput));
+            cells.extend([ratio_text(ratio), ratio_text(client.and_then(|client| above(row, client)))]);
+        }
+        if compares {
+            cells.push(ratio_text(first_of(summary, row).and_then(|first| row.ratio(first, Measure::Throughput))));
+        }
+        cells.push(format!("{} + {}", text(row, Measure::TargetPerGib), text(row, Measure::InitiatorPerGib)));
+        cells.push(text(row, Measure::AllBusy));
+        let thread = cell(row).map(|cell| cell.cpu.busiest_thread_name.as_str()).unwrap_or_default();
+        cells.push(format!("{} {thread}", text(row, Measure::BusiestThread)).trim_end().to_owned());
+        let _ = writeln!(out, "| {} |", cells.join(" | "));
+    }
+    if summary.runs < RUNS_MIN {
+        let _ = writeln!(out, "\nFewer than {RUNS_MIN} runs: these medians show that it works, and are no results.");
+    }
+    out
+}
+
+fn text(row: &Row, measure: Measure) -> String {
+    let absent = if row.errors.is_empty() { "–" } else { "error" };
+    row.spread(measure).map_or(absent.into(), |spread| number(spread.median))
+}
+
+fn spread_text(row: &Row, spread: Option<Spread>) -> String {
+    match spread {
+        None if !row.errors.is_empty() => "error".into(),
+        None => "–".into(),
+        Some(spread) if row.runs.len() > 1 => {
+            format!("{} ({}–{})", number(spread.median), number(spread.low), number(spread.high))
+        }
+        Some(spread) => number(spread.median),
+    }
+}
+
+fn ratio_text(ratio: Option<Spread>) -> String {
+    ratio.map_or("–".into(), |Spread { median, low, high }| match high.abs().max(low.abs()) {
+        small if small < 10.0 => format!("{median:.2} ({low:.2}–{high:.2})"),
+        _ => format!("{median:.0} ({low:.0}–{high:.0})"),
+    })
+}
+
+fn cell(row: &Row) -> Option<&Cell> {
+    row.runs.values().next()
+}
+
+/// Whether a row is of this way to reach a volume.
+fn is_by(row: &Row, way: Way) -> bool {
+    cell(row).is_some_and(|cell| cell.access.way == way.name())
+}
+
+/// Our own client on the same target, for a row of a program.
+fn client_of<'a>(summary: &'a Summary, row: &Row) -> Option<&'a Row> {
+    let of = cell(row).filter(|_| !is_by(row, Way::Client))?;
+    summary.rows.iter().find(|other| {
+        let is_same = |other: &Cell| (&other.key.scheme, &other.access.release) == (&of.key.scheme, &of.access.release);
+        other.point == row.point && is_by(other, Way::Client) && cell(other).is_some_and(is_same)
+    })
+}
+
+/// The first release and attachment that did the same in the same scheme; `None` for that one itself.
+fn first_of<'a>(summary: &'a Summary, row: &Row) -> Option<&'a Row> {
+    let of = cell(row)?;
+    let is_same = |other: &Cell| (&other.key.scheme, &other.access.way) == (&of.key.scheme, &of.access.way);
+    let first = summary.rows.iter().find(|other| other.point == row.point && cell(other).is_some_and(is_same))?;
+    (first.contender != row.contender).then_some(first)
+}
+
+/// What the median of an I/O takes longer than `client`'s, in microseconds.
+fn above(row: &Row, client: &Row) -> Option<Spread> {
+    if !row.errors.is_empty() || !client.errors.is_empty() {
+        return None;
+    }
+    Spread::of(
+        row.runs
+            .iter()
+            .filter_map(|(run, cell)| Some(Measure::P50.of(cell)? - Measure::P50.of(client.runs.get(run)?)?)),
+    )
+}
+
+/// A figure that was asked for: of which I/O, of what, and how much.
+struct Asked {
+    bench: &'static str,
+    pattern: &'static str,
+    depth: u32,
+    what: &'static str,
+    goal: Goal,
+}
+
+const ABOVE_CLIENT: &str = "p50 above our own client without FUSE, µs";
+const THOUSANDS: &str = "thousand I/Os a second";
+const MIBS: &str = "MiB/s";
+const ASKED: [Asked; 6] = [
+    Asked { bench: BENCH_FILE, pattern: "randread", depth: 1, what: ABOVE_CLIENT, goal: Goal::AtMost(35.0) },
+    Asked { bench: BENCH_FILE, pattern: "randwrite", depth: 1, what: ABOVE_CLIENT, goal: Goal::AtMost(35.0) },
+    Asked { bench: BENCH_FILE, pattern: "randread", depth: 16, what: THOUSANDS, goal: Goal::AtLeast(120.0) },
+    Asked { bench: BENCH_EXT4, pattern: "seqread", depth: 1, what: MIBS, goal: Goal::AtLeast(1536.0) },
+    Asked { bench: BENCH_EXT4, pattern: "seqwrite", depth: 1, what: MIBS, goal: Goal::AtLeast(1228.8) },
+    Asked { bench: BENCH_EXT4, pattern: "randread", depth: 16, what: THOUSANDS, goal: Goal::AtLeast(80.0) },
+];
+
+/// What was asked of a sealed volume, of the release that was named last.
+fn figures(summaries: &[&Summary]) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for asked in &ASKED {
+        let Some(summary) = summaries.iter().find(|summary| summary.experiment.bench == asked.bench) else { continue };
+        let is_asked = |row: &&Row| {
+            let GridPoint { pattern, depth, .. } = &row.point;
+            let is_judged = |cell: &Cell| cell.key.scheme == JUDGED_SCHEME && cell.access.way != Way::Client.name();
+            (pattern.as_str(), *depth) == (asked.pattern, asked.depth) && cell(row).is_some_and(is_judged)
+        };
+        let Some(row) = summary.rows.iter().rfind(is_asked) else { continue };
+        let came_out = match asked.what {
+            ABOVE_CLIENT => client_of(summary, row).and_then(|client| above(row, client)),
+            THOUSANDS => row.spread(Measure::Kiops),
+            _ => row.spread(Measure::Throughput),
+        };
+        figures.push(Figure {
+            what: asked.what.to_owned(),
+            at: format!(
+                "{}, {}, {}",
+                row.contender,
+                if asked.bench == BENCH_EXT4 { "ext4" } else { "file" },
+                row.point.in_words()
+            ),
+            goal: asked.goal,
+            came_out: came_out.map(|spread| (spread.median, format!(" ({:.1}–{:.1})", spread.low, spread.high))),
+        });
+    }
+    figures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::{CellKey, LatencyQuantiles, ProgramAccess, Throughput};
+
+    fn cell_of(way: Way, release: &str, run: u32, kiops: u64, p50_us: f64) -> Cell {
+        let client = if way == Way::Client { ", without FUSE" } else { "" };
+        let key = CellKey {
+            bench: BENCH_FILE.into(),
+            contender: format!("S2-5 {release}{client}"),
+            scheme: "S2-5".into(),
+            pattern: "randread".into(),
+            size: 4096,
+            depth: 1,
+            initiators: 1,
+            run,
+            ..CellKey::default()
+        };
+        let access = ProgramAccess { way: way.name().into(), release: release.into(), ..ProgramAccess::default() };
+        let latency = LatencyQuantiles { p50_us: Some(p50_us), ..LatencyQuantiles::default() };
+        Cell { access, latency, throughput: Throughput::new(kiops * 1000, kiops * 4_096_000, 1.0), ..Cell::empty(key) }
+    }
+
+    fn results() -> Results {
+        let mut cells = Vec::new();
+        for run in 0..5 {
+            // Slower from run to run, and all alike: differences stay.
+            let drift = f64::from(run) * 10.0;
+            for (release, own_us, fuse_us) in [("old", 60.0, 110.0), ("new", 50.0, 80.0)] {
+                cells.push(cell_of(Way::Client, release, run, 20, own_us + drift));
+                cells.push(cell_of(Way::File, release, run, if release == "old" { 8 } else { 10 }, fuse_us + drift));
+            }
+        }
+        Results { machines: Vec::new(), cells }
+    }
+
+    #[test]
+    fn a_program_is_held_against_the_client_of_its_own_release_and_run() {
+        let results = results();
+        let text = section(&results, &[Summary::new(&results, BENCH_FILE)]);
+        let line = |name: &str| text.lines().find(|line| line.starts_with("| 4 KiB") && line.contains(name)).unwrap();
+        assert!(line("| S2-5 new |").contains("| 0.50 (0.50–0.50) | 30 (30–30) | 1.25 (1.25–1.25) |"), "{text}");
+        assert!(line("| S2-5 old |").contains("| 0.40 (0.40–0.40) | 50 (50–50) | – |"), "{text}");
+        assert!(line("| S2-5 new, without FUSE |").contains("| – | – | 1.00 (1.00–1.00) |"), "{text}");
+    }
+
+    #[test]
+    fn the_last_release_is_judged() {
+        let results = results();
+        let text = section(&results, &[Summary::new(&results, BENCH_FILE)]);
+        let judged = text.lines().find(|line| line.contains("| at most 35 |")).unwrap();
+        assert!(judged.contains("S2-5 new, file") && judged.ends_with("| 30.00 (30.0–30.0) | met |"), "{judged}");
+        assert!(!text.contains("Fewer than"), "{text}");
+    }
+
+    #[test]
+    fn few_runs_and_errors_are_no_results() {
+        let mut results = results();
+        results.cells.truncate(4);
+        results.cells[3] = results.cells[3].clone().failed("fio: gone");
+        let text = table(&Summary::new(&results, BENCH_FILE));
+        assert!(text.contains("Fewer than 5 runs") && text.contains("| error | error |"), "{text}");
+    }
+}
