@@ -23,6 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("handshake", &["block", "channel"]),
     ("channel", &["block", "cipher"]),
     ("iscsi", &["block", "scsi"]),
+    ("ecl", &["block", "cipher", "scsi"]),
     ("scsi", &["block"]),
     ("store", &["block"]),
     ("net", &["block", "channel", "handshake", "iscsi"]),
@@ -70,7 +71,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 /// Rooms without sockets, clock, threads and operating-system randomness, and the crates that would bring them in.
-const PURE: &[&str] = &["block", "channel", "cipher", "iscsi", "scsi", "seal"];
+const PURE: &[&str] = &["block", "channel", "cipher", "ecl", "iscsi", "scsi", "seal"];
 const IMPURE_CRATES: &[&str] =
     &["fuser", "getrandom", "io-uring", "mio", "nix", "polling", "rand", "rustix", "rustls", "socket2", "tokio"];
 
@@ -78,6 +79,8 @@ const IMPURE_CRATES: &[&str] =
 const EXCLUSIVE: &[(&str, &[&str])] = &[
     // The lab measures TLS's own record layer beside the channel.
     ("rustls", &["handshake", "lab"]),
+    // BBR and CUBIC, behind a trait.
+    ("s2n-quic-core", &["ecl"]),
     // Sockets (net), and the log (store).
     ("io-uring", &["net", "store"]),
     ("fuser", &["initiator", "testing"]),
@@ -91,7 +94,7 @@ const EXCLUSIVE: &[(&str, &[&str])] = &[
     ("anyhow", &["lab", "strongroom"]),
     ("indicatif", &["lab", "strongroom"]),
     // The audit log's chain (keyserver); CHAP's digests (iscsi); a copy's SHA-256 (initiator); the demo takes checksums and repeats a key's derivation from outside (strongroom).
-    ("aws-lc-rs", &["channel", "cipher", "handshake", "initiator", "iscsi", "keyserver", "seal", "strongroom"]),
+    ("aws-lc-rs", &["channel", "cipher", "ecl", "handshake", "initiator", "iscsi", "keyserver", "seal", "strongroom"]),
 ];
 
 fn root() -> PathBuf {
@@ -227,7 +230,7 @@ fn pure_rooms_stay_pure() {
 
 #[test]
 fn pure_rooms_forbid_the_clock_to_clippy() {
-    for room in ["channel", "cipher", "iscsi", "scsi", "seal"] {
+    for room in ["channel", "cipher", "ecl", "iscsi", "scsi", "seal"] {
         let path = root().join("crates").join(room).join("clippy.toml");
         let text = fs::read_to_string(&path).unwrap_or_default();
         for method in ["std::time::Instant::now", "std::time::SystemTime::now", "std::thread::spawn"] {
@@ -249,7 +252,9 @@ fn planted_faults_are_for_tests_only() {
             assert!(!planted || is_testing, "{} enables {features:?}", package["name"]);
         }
         for (feature, enables) in package["features"].as_object().expect("an object") {
-            let own = ["strongroom-store", "strongroom-testing"].iter().any(|name| package["name"] == *name);
+            let own = ["strongroom-ecl", "strongroom-store", "strongroom-testing"]
+                .iter()
+                .any(|name| package["name"] == *name);
             let planted = feature.starts_with("planted") || enables.to_string().contains("planted");
             assert!(own || !planted, "{} has the feature {feature}", package["name"]);
             assert!(feature != "default" || !planted, "{} plants faults by default", package["name"]);
@@ -257,7 +262,7 @@ fn planted_faults_are_for_tests_only() {
     }
     let word = ["Planted", "Fault"].concat();
     for (path, text) in tracked_texts().iter().filter(|(path, _)| is_rust(path)) {
-        let may = path.starts_with("crates/store") || path.starts_with("crates/testing");
+        let may = ["crates/ecl", "crates/store", "crates/testing"].iter().any(|folder| path.starts_with(folder));
         assert!(may || !text.contains(&word), "{} names planted faults", path.display());
     }
 }
@@ -301,8 +306,9 @@ fn the_engine_and_the_logical_unit_name_no_transport() {
         let path = path.display().to_string();
         if above.iter().any(|folder| path.starts_with(folder)) {
             looked_at += 1;
-            let names_iscsi = text.contains("strongroom_iscsi") || text.contains("session::iscsi");
-            assert!(!names_iscsi, "{path} names iSCSI: use strongroom_scsi::transport");
+            let transports = ["strongroom_iscsi", "session::iscsi", "strongroom_ecl", "session::ecl"];
+            let named = transports.iter().find(|name| text.contains(**name));
+            assert!(named.is_none(), "{path} names {named:?}: use strongroom_scsi::transport");
         }
     }
     assert!(looked_at > 50, "the folders have moved: {looked_at} files");

@@ -1,0 +1,140 @@
+//! Compares what this crate sends and takes with the vectors of `docs/ecl.md`, which an independent implementation computed.
+
+use std::time::Instant;
+
+use strongroom_block::{AttachId, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite, keyless_checksum};
+use strongroom_scsi::transport::{Residual, Written};
+
+use crate::acknowledgement::{Acknowledgement, EcnCounts};
+use crate::body::ResponseBody;
+use crate::header::{ClearHeader, Flags, HEADER_BYTES, Header, Operation, PacketType};
+use crate::keys::{Direction, EclKeys, ReceiveKeys, RekeyLimits, SendKeys};
+use crate::login::{LoginAnswer, LoginGrant, LoginRequest};
+use crate::scheme::Scheme;
+use crate::tag::SinkTag;
+
+const DOCUMENT: &str = include_str!("../../../docs/ecl.md");
+const CONNECTION_ID: u32 = 0x0a0b_0c0d;
+const SINK: SinkTag = SinkTag::new(3, 9);
+
+/// The bytes of a row of the document's last table.
+fn vector(name: &str) -> Vec<u8> {
+    let start = format!("| {name} | `");
+    let row = DOCUMENT.lines().find_map(|line| line.strip_prefix(&start));
+    let hex = row.unwrap_or_else(|| panic!("docs/ecl.md has no vector '{name}'")).trim_end_matches("` |");
+    let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal");
+    (0..hex.len()).step_by(2).map(byte).collect()
+}
+
+fn keys(scheme: Scheme) -> EclKeys {
+    EclKeys::new(std::array::from_fn(|at| at as u8), scheme, Suite::Aes256Gcm)
+}
+
+fn record() -> SealRecord {
+    let stamp = Stamp { attach_id: AttachId([0x11; 16]), counter: 34 };
+    let checksum = keyless_checksum(&[0xa5; 512]);
+    SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags::default(), 3, stamp, checksum, [0x55; 16])
+}
+
+/// Checks that a packet is sent, and opened, as the document has it.
+#[allow(clippy::disallowed_methods)] // An Instant has no other beginning.
+fn check(name: &str, scheme: Scheme, direction: Direction, number: u64, sink: SinkTag, header: Header, body: &[u8]) {
+    let packet_type = if matches!(header.operation, Operation::Command | Operation::DataIn) {
+        PacketType::Data
+    } else {
+        PacketType::Message
+    };
+    let clear = ClearHeader {
+        packet_type,
+        generation: 0,
+        protected_bytes: (HEADER_BYTES + body.len()) as u16,
+        connection_id: CONNECTION_ID,
+        packet_number: number as u32,
+        sink,
+    };
+    let plain = [&header.encode(&clear)[..], body].concat();
+    let mut head = plain.clone();
+    SendKeys::new(&keys(scheme), direction, CONNECTION_ID, RekeyLimits::default()).seal(number, &mut head);
+    assert_eq!(head, vector(name), "{name}");
+    assert_eq!(ClearHeader::decode(&head), Some(clear));
+    let mut receiver = ReceiveKeys::new(&keys(scheme), direction, CONNECTION_ID);
+    assert_eq!(receiver.open(Instant::now(), 0, number, &mut head), Ok(Ok(())), "{name}");
+    assert_eq!(head[..plain.len()], plain[..], "{name}");
+    assert_eq!(Header::decode(head.first_chunk().expect("64 bytes")), Ok(header), "{name}");
+}
+
+#[test]
+fn secrets_are_as_documented() {
+    for (name, scheme) in [("S2-5", Scheme::Lazy), ("S1-2", Scheme::LazyAuth)] {
+        for (to, direction) in [("target", Direction::ToTarget), ("initiator", Direction::ToInitiator)] {
+            let derived = keys(scheme).secret_and_iv(direction, CONNECTION_ID);
+            assert_eq!(derived, vector(&format!("{name} secret_0 and iv_0, to the {to}")), "{name}, {to}");
+        }
+    }
+}
+
+#[test]
+fn packets_to_the_target_are_as_documented() {
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[9], cdb[13]) = (0x8a, 7, 1);
+    let header = Header {
+        task: 5,
+        flags: Flags(Flags::SEALED | Flags::WRITE | 1 << Flags::ATTRIBUTE_SHIFT),
+        order_epoch: 2,
+        length: 512,
+        specific: cdb,
+        ..Header::new(Operation::Command)
+    };
+    for (name, scheme) in [("S2-5", Scheme::Lazy), ("S1-2", Scheme::LazyAuth)] {
+        let name = format!("{name} COMMAND with quantum 0, packet 2^32 + 2");
+        check(&name, scheme, Direction::ToTarget, (1 << 32) + 2, SINK, header, record().as_bytes());
+    }
+}
+
+#[test]
+fn packets_to_the_initiator_are_as_documented() {
+    let to_initiator = |name: &str, number, sink, header, body: &[u8]| {
+        check(name, Scheme::Lazy, Direction::ToInitiator, number, sink, header, body);
+    };
+    let data_in = Header { task: 5, quantum: 1, credits: 1024, length: 512, ..Header::new(Operation::DataIn) };
+    let entry = [&77u64.to_be_bytes()[..], record().as_bytes()].concat();
+    to_initiator("S2-5 DATA IN, packet 0", 0, SINK, data_in, &entry);
+
+    let ecn = EcnCounts { capable_0: 7, capable_1: 0, congestion_experienced: 1 };
+    let acknowledgement = Acknowledgement { ranges: vec![(7, 9), (4, 4)], delay_us: 250, ecn };
+    let mut body = Vec::new();
+    acknowledgement.encode(&mut body);
+    let header = Header { flags: Flags(Flags::ACKNOWLEDGEMENT), ..Header::new(Operation::Acknowledge) };
+    let name = "S2-5 ACKNOWLEDGE of 7 to 9 and 4, from the target, packet 1";
+    to_initiator(name, 1, SinkTag::NONE, header, &body);
+
+    let response = ResponseBody {
+        status: 0,
+        residual: Residual::Underflow(100),
+        covered_bytes: 412,
+        written: Some(Written { is_repeat: false, first: StoreSequence(78), superseded: 2 }),
+        sense: vec![0x70, 0, 5],
+    };
+    let (specific, body) = response.encode();
+    let header = Header { task: 5, credits: 2048, specific, ..Header::new(Operation::Response) };
+    to_initiator("S2-5 RESPONSE, packet 2", 2, SINK, header, &body);
+}
+
+#[test]
+fn logins_are_as_documented() {
+    let request =
+        LoginRequest { isid: [0x80, 1, 2, 3, 4, 5], initiator_name: "iqn.i".into(), target_name: "iqn.t".into() };
+    assert_eq!(request.encode(), vector("LOGIN REQUEST"));
+    let grant = LoginGrant {
+        udp_port: 3260,
+        connection_id: CONNECTION_ID,
+        quantum_bytes: 4096,
+        window_bytes: 1 << 26,
+        transfer_bytes_max: 1 << 25,
+        queue_depth: 128,
+        portal_group_tag: 1,
+    };
+    assert_eq!(LoginAnswer::Granted(grant).encode(), vector("LOGIN ANSWER, granted"));
+    let refused = LoginAnswer::Refused { status: 0x0202, reason: "no".into() };
+    assert_eq!(refused.encode(), vector("LOGIN ANSWER, refused"));
+}

@@ -1,0 +1,235 @@
+//! The answer to a command on its way out: read data, then the response. Each part is kept until it was acknowledged.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use strongroom_scsi::transport::Residual;
+use strongroom_scsi::transport::target::{ReadPart, Response};
+
+use crate::body::{self, ResponseBody};
+use crate::connection::Outgoing;
+use crate::header::{Header, Operation, PLAIN_BYTES_MAX, Segment};
+use crate::quantum;
+use crate::tag::SinkTag;
+
+/// What a packet of an answer carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ResponseContent {
+    /// A block of a part, or a segment of one: index and count.
+    Block { part: u32, block: u32, segment: (u8, u8) },
+    /// Bytes of a part from this one on.
+    Plain { part: u32, at: u32 },
+    /// A part that is absent.
+    Hole { part: u32 },
+    /// The response itself.
+    End,
+}
+
+/// What a command transferred, as the residual counts it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transferred {
+    pub(super) expected_bytes: u32,
+    /// Of a write.
+    pub(super) arrived_bytes: u32,
+    pub(super) is_read: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct ResponseTransfer {
+    /// Each with its offset in the transfer.
+    parts: Vec<(u32, ReadPart)>,
+    response: ResponseBody,
+    /// The part, and the byte of it, that is next.
+    next: (usize, u32),
+    /// Segments of the block before it that were not sent.
+    segments: VecDeque<Segment>,
+    is_end_sent: bool,
+    unacknowledged: BTreeSet<ResponseContent>,
+    unsent_bytes: u64,
+}
+
+impl ResponseTransfer {
+    /// What exceeds the expected length is left out, at whole blocks.
+    pub(super) fn new(response: Response, transferred: Transferred, quantum_bytes: u32) -> ResponseTransfer {
+        let Transferred { expected_bytes, arrived_bytes, is_read } = transferred;
+        let offered: u64 = response.data.iter().map(|part| u64::from(part.covers_bytes())).sum();
+        let wanted = response.wanted_bytes.unwrap_or(if is_read { offered } else { arrived_bytes.into() });
+        let mut parts = Vec::with_capacity(response.data.len());
+        let mut covered_bytes = 0;
+        for part in response.data {
+            let room = expected_bytes - covered_bytes;
+            let Some(part) = clipped(part, if is_read { room } else { 0 }, quantum_bytes) else { break };
+            let covers = part.covers_bytes();
+            parts.push((covered_bytes, part));
+            covered_bytes += covers;
+        }
+        let unsent_bytes = parts.iter().map(|(_, part)| part.data().len() as u64).sum();
+        let body = ResponseBody {
+            status: response.status,
+            residual: Residual::of(expected_bytes, wanted),
+            covered_bytes,
+            written: response.written,
+            sense: response.sense,
+        };
+        ResponseTransfer {
+            parts,
+            response: body,
+            next: (0, 0),
+            segments: VecDeque::new(),
+            is_end_sent: false,
+            unacknowledged: BTreeSet::new(),
+            unsent_bytes,
+        }
+    }
+
+    /// What is to be sent next for the first time.
+    pub(super) fn next_content(&mut self, quantum_bytes: u32, segment_bytes: usize) -> Option<ResponseContent> {
+        let content = self.next_unsent(quantum_bytes, segment_bytes)?;
+        self.unacknowledged.insert(content);
+        Some(content)
+    }
+
+    fn next_unsent(&mut self, quantum_bytes: u32, segment_bytes: usize) -> Option<ResponseContent> {
+        let (at, offset) = self.next;
+        if let Some(segment) = self.segments.pop_front() {
+            let block = (offset / quantum_bytes).checked_sub(1);
+            // The block before may be the last one of the part before.
+            let (part, block) = match block {
+                Some(block) => (at, block),
+                None => (at - 1, self.parts[at - 1].1.covers_bytes() / quantum_bytes - 1),
+            };
+            return Some(block_content(part, block, segment));
+        }
+        let Some((_, part)) = self.parts.get(at) else {
+            let is_first = !std::mem::replace(&mut self.is_end_sent, true);
+            return is_first.then_some(ResponseContent::End);
+        };
+        let (content, len) = match part {
+            ReadPart::Plain(data) => {
+                let len = (PLAIN_BYTES_MAX as u32).min(data.len() as u32 - offset);
+                (ResponseContent::Plain { part: at as u32, at: offset }, len)
+            }
+            ReadPart::Sealed { .. } => {
+                self.segments.extend(quantum::cut(Segment::WHOLE, quantum_bytes, segment_bytes));
+                let segment = self.segments.pop_front().expect("a block has a segment");
+                (block_content(at, offset / quantum_bytes, segment), quantum_bytes)
+            }
+            ReadPart::Hole { covers_bytes, .. } => (ResponseContent::Hole { part: at as u32 }, *covers_bytes),
+        };
+        if !matches!(content, ResponseContent::Hole { .. }) {
+            self.unsent_bytes -= u64::from(len);
+        }
+        let end = offset + len;
+        self.next = if end == part.covers_bytes() { (at + 1, 0) } else { (at, end) };
+        Some(content)
+    }
+
+    /// Whether everything was sent once.
+    pub(super) fn is_sent(&self) -> bool {
+        self.is_end_sent
+    }
+
+    /// A content has arrived. True when nothing is left to do.
+    pub(super) fn acknowledged(&mut self, content: ResponseContent) -> bool {
+        self.unacknowledged.remove(&content);
+        self.is_end_sent && self.unacknowledged.is_empty()
+    }
+
+    /// Whether a content was not acknowledged, so that its loss matters.
+    pub(super) fn is_waiting_for(&self, content: ResponseContent) -> bool {
+        self.unacknowledged.contains(&content)
+    }
+
+    /// Packets may have become smaller: the contents that take the place of this one, if it does not fit any more.
+    pub(super) fn cut_further(
+        &mut self,
+        content: ResponseContent,
+        quantum_bytes: u32,
+        segment_bytes: usize,
+    ) -> Option<Vec<ResponseContent>> {
+        let ResponseContent::Block { part, block, segment: (index, count) } = content else { return None };
+        let whole = Segment { index, count };
+        let segments: Vec<Segment> = quantum::cut(whole, quantum_bytes, segment_bytes).collect();
+        if segments == [whole] {
+            return None;
+        }
+        let contents: Vec<_> =
+            segments.into_iter().map(|segment| block_content(part as usize, block, segment)).collect();
+        self.unacknowledged.remove(&content);
+        self.unacknowledged.extend(&contents);
+        Some(contents)
+    }
+
+    /// Bytes that were not sent.
+    pub(super) fn unsent_bytes(&self) -> u64 {
+        self.unsent_bytes
+    }
+
+    /// Memory that it takes, in bytes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.parts.iter().map(|(_, part)| part.data().len() as u64).sum()
+    }
+
+    /// The packet of a content.
+    pub(super) fn packet(&self, tag: SinkTag, number: u64, content: ResponseContent, quantum_bytes: u32) -> Outgoing {
+        let header =
+            |operation, quantum, length| Header { task: number as u32, quantum, length, ..Header::new(operation) };
+        match content {
+            ResponseContent::Block { part, block, segment: (index, count) } => {
+                let (offset, part) = &self.parts[part as usize];
+                let ReadPart::Sealed { data, records } = part else { unreachable!("blocks are of sealed parts") };
+                let (segment, entry_bytes) = (Segment { index, count }, records.entry_bytes());
+                let start = block as usize * quantum_bytes as usize;
+                let range = segment.range(quantum_bytes as usize);
+                let payload = data.slice(start + range.start..start + range.end);
+                let body = records.as_bytes()[block as usize * entry_bytes..][..entry_bytes].to_vec();
+                let specific = quantum::specific_of(segment, &payload);
+                let header = header(Operation::DataIn, offset / quantum_bytes + block, quantum_bytes);
+                Outgoing { header: Header { segment, specific, ..header }, sink: tag, body, payload }
+            }
+            ResponseContent::Plain { part, at } => {
+                let (offset, part) = &self.parts[part as usize];
+                let data = &part.data()[at as usize..];
+                let data = &data[..data.len().min(PLAIN_BYTES_MAX)];
+                Outgoing::message(header(Operation::PlainIn, offset + at, data.len() as u32), tag, data.to_vec())
+            }
+            ResponseContent::Hole { part } => {
+                let (offset, part) = &self.parts[part as usize];
+                let ReadPart::Hole { covers_bytes, covered_blocks, sequence, record } = part else {
+                    unreachable!("holes are of absent parts")
+                };
+                let body = body::hole_body(*covered_blocks, *sequence, record);
+                Outgoing::message(header(Operation::HoleIn, offset / quantum_bytes, *covers_bytes), tag, body)
+            }
+            ResponseContent::End => {
+                let (specific, body) = self.response.encode();
+                let header = Header { specific, ..header(Operation::Response, 0, 0) };
+                Outgoing::message(header, tag, body)
+            }
+        }
+    }
+}
+
+fn block_content(part: usize, block: u32, segment: Segment) -> ResponseContent {
+    ResponseContent::Block { part: part as u32, block, segment: (segment.index, segment.count) }
+}
+
+/// As much of a part as `room` bytes take; `None` for nothing.
+fn clipped(part: ReadPart, room: u32, quantum_bytes: u32) -> Option<ReadPart> {
+    let covers = part.covers_bytes();
+    let whole = room - room % quantum_bytes;
+    Some(match part {
+        _ if covers == 0 => return None,
+        part if covers <= room => part,
+        ReadPart::Plain(data) if room > 0 => ReadPart::Plain(data.slice(..room as usize)),
+        ReadPart::Sealed { data, records } if whole > 0 => {
+            // The records of what is cut off stay behind, unsent.
+            ReadPart::Sealed { data: data.slice(..whole as usize), records }
+        }
+        ReadPart::Hole { sequence, record, .. } if whole > 0 => {
+            let covered_blocks = whole / quantum_bytes;
+            ReadPart::Hole { covers_bytes: whole, covered_blocks, sequence, record }
+        }
+        _ => return None,
+    })
+}
