@@ -241,6 +241,8 @@ impl Epoll {
                 failed.push(failure);
             }
         }
+        // The next look may find a wake before it fetches anything.
+        self.events.clear();
     }
 
     fn ready(&mut self, table: &mut Table, id: StreamId, flags: epoll::EventFlags) -> Result<(), Failed> {

@@ -126,6 +126,31 @@ fn no_wake_is_lost_between_looking_and_sleeping() {
     });
 }
 
+/// It must not read the eventfd for a second time: that would last until the next wake.
+#[test]
+fn a_wake_through_the_eventfd_is_told_once() {
+    on_each_flavour(|flavour| {
+        let (done, over) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            let mut bench = Bench::with(RuntimeOptions { flavour, ..RuntimeOptions::default() });
+            let waker = bench.runtime.waker();
+            let waking = thread::spawn(move || {
+                thread::sleep(4 * THRESHOLD);
+                waker.wake();
+            });
+            bench.until(|bench| bench.seen.contains(&Seen::Woken));
+            waking.join().unwrap();
+            let Runtime { table, driver, waker, failed, .. } = &mut bench.runtime;
+            waker.wake();
+            let mut poller = BusyPoller::new(BusyPoll::UpTo(THRESHOLD));
+            assert!(driver.look(table, waker, &mut poller, THRESHOLD, failed).unwrap());
+            assert_eq!(table.pending.len(), 1);
+            done.send(()).unwrap();
+        });
+        over.recv_timeout(PATIENCE).expect("it waits for a wake that it has told");
+    });
+}
+
 #[test]
 fn an_idle_runtime_does_not_look() {
     on_each_flavour(|flavour| {
