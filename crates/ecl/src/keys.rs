@@ -122,7 +122,7 @@ impl GenerationKeys {
 /// When a sender changes its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RekeyLimits {
-    /// After this many packets; at most half of [`GENERATION_PACKETS_CAP`].
+    /// After this many packets; at most 2^22, half of what a receiver accepts.
     pub packets: u64,
     /// After this many bytes that were encrypted or authenticated.
     pub bytes: u64,

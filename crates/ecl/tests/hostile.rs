@@ -47,10 +47,10 @@ impl Pair {
     fn settle(&mut self) {
         for _ in 0..100 {
             while let Some(transmit) = self.initiator.poll_transmit(self.now) {
-                self.to_target(&transmit);
+                self.give_to_target(&transmit);
             }
             while let Some(transmit) = self.target.poll_transmit(self.now) {
-                self.to_initiator(&transmit);
+                self.give_to_initiator(&transmit);
             }
             self.now += Duration::from_millis(2);
             self.initiator.handle_timeout(self.now);
@@ -58,11 +58,11 @@ impl Pair {
         }
     }
 
-    fn to_target(&mut self, transmit: &Transmit) {
+    fn give_to_target(&mut self, transmit: &Transmit) {
         self.target.handle_datagram(self.now, datagram(address(1, 5000), transmit));
     }
 
-    fn to_initiator(&mut self, transmit: &Transmit) {
+    fn give_to_initiator(&mut self, transmit: &Transmit) {
         self.initiator.handle_datagram(self.now, datagram(address(2, 3260), transmit));
     }
 
@@ -118,13 +118,13 @@ fn attack_ecl_flip() {
         let mut pair = Pair::with(7, 1, scheme);
         let packet = pair.write(0xa5);
         for at in 0..packet.len_bytes() {
-            pair.to_target(&changed(&packet, at));
+            pair.give_to_target(&changed(&packet, at));
             assert_eq!(pair.executed(), None, "byte {at}");
         }
         let dropped = pair.target.statistics().dropped;
         assert_eq!(dropped.checksum, BLOCK as u64, "the quantum's checksum tells: {dropped:?}");
         assert!(dropped.not_authentic > 100 && !pair.target.is_closed(), "{dropped:?}");
-        pair.to_target(&packet);
+        pair.give_to_target(&packet);
         assert_eq!(pair.executed(), Some(0xa5));
         pair.settle();
         assert!(pair.is_completed());
@@ -136,14 +136,14 @@ fn attack_ecl_flip() {
 fn attack_ecl_forged_credits() {
     let mut pair = Pair::new();
     let packet = pair.write(1);
-    pair.to_target(&packet);
+    pair.give_to_target(&packet);
     pair.executed();
     let response = pair.target.poll_transmit(pair.now).expect("the response");
     for at in 32..36 {
-        pair.to_initiator(&changed(&response, at));
+        pair.give_to_initiator(&changed(&response, at));
     }
     assert_eq!(pair.initiator.statistics().dropped.not_authentic, 4);
-    pair.to_initiator(&response);
+    pair.give_to_initiator(&response);
     assert!(pair.is_completed());
 }
 
@@ -160,7 +160,7 @@ fn attack_ecl_more_data_than_credits() {
     pair.initiator.poll_event();
     for fill in 0..3 {
         let packet = pair.write(fill);
-        pair.to_target(&packet);
+        pair.give_to_target(&packet);
     }
     assert_eq!((pair.target.memory_bytes(), pair.target.is_closed()), (0, true));
     let Some(unit::Event::Closed { misbehaved: true, reason }) = pair.target.poll_event() else {
@@ -186,7 +186,7 @@ fn attack_ecl_data_without_commands_is_bounded() {
     let command = pair.initiator.poll_transmit(pair.now).expect("the command");
     assert!(command.len_bytes() < 200, "it carries no data");
     while let Some(transmit) = pair.initiator.poll_transmit(pair.now) {
-        pair.to_target(&transmit);
+        pair.give_to_target(&transmit);
     }
     assert!(pair.target.memory_bytes() <= 4 * BLOCK as u64, "{}", pair.target.memory_bytes());
     assert!(pair.target.statistics().dropped.no_room > 0 && pair.executed().is_none());
@@ -196,17 +196,17 @@ fn attack_ecl_data_without_commands_is_bounded() {
 fn attack_ecl_replay() {
     let mut pair = Pair::new();
     let packet = pair.write(3);
-    pair.to_target(&packet);
+    pair.give_to_target(&packet);
     assert_eq!(pair.executed(), Some(3));
     for _ in 0..5 {
-        pair.to_target(&packet);
+        pair.give_to_target(&packet);
         assert_eq!(pair.executed(), None, "once");
     }
     assert_eq!(pair.target.statistics().dropped.replayed, 5);
     let response = pair.target.poll_transmit(pair.now).expect("the response");
-    pair.to_initiator(&response);
+    pair.give_to_initiator(&response);
     assert!(pair.is_completed());
-    pair.to_initiator(&response);
+    pair.give_to_initiator(&response);
     assert!(pair.initiator.poll_event().is_none(), "completed once");
 }
 
@@ -218,7 +218,7 @@ fn attack_ecl_reorder() {
     pair.initiator.submit(flush).expect("taken");
     packets.push(pair.initiator.poll_transmit(pair.now).expect("sent at once"));
     for packet in packets.iter().rev() {
-        pair.to_target(packet);
+        pair.give_to_target(packet);
     }
     let mut arrived = Vec::new();
     while let Some(unit::Event::Command(command)) = pair.target.poll_event() {
@@ -236,17 +236,17 @@ fn attack_ecl_splice_from_another_association() {
     let (mut pair, mut other) = (Pair::new(), Pair::with(8, 2, Scheme::Lazy));
     other.write(1);
     let mut spliced = other.write(2);
-    pair.to_target(&spliced);
+    pair.give_to_target(&spliced);
     assert_eq!(pair.target.statistics().dropped.malformed, 1, "for another association");
     spliced.head[4..8].copy_from_slice(&1u32.to_be_bytes());
-    pair.to_target(&spliced);
+    pair.give_to_target(&spliced);
     assert_eq!((pair.target.statistics().dropped.not_authentic, pair.executed()), (1, None));
     // The quantum of one packet behind the head of another.
     let (one, another) = (pair.write(4), pair.write(5));
     let swapped = Transmit { head: one.head.clone(), payload: another.payload.clone() };
-    pair.to_target(&swapped);
+    pair.give_to_target(&swapped);
     assert_eq!((pair.target.statistics().dropped.checksum, pair.executed()), (1, None));
-    pair.to_target(&one);
+    pair.give_to_target(&one);
     assert_eq!(pair.executed(), Some(4));
 }
 
@@ -261,7 +261,7 @@ fn attack_ecl_truncate() {
         assert_eq!(pair.executed(), None, "{len} bytes");
     }
     assert!(!pair.target.is_closed(), "nobody is blamed for what anyone on the path can do");
-    pair.to_target(&packet);
+    pair.give_to_target(&packet);
     assert_eq!(pair.executed(), Some(6));
 }
 
@@ -269,12 +269,12 @@ fn attack_ecl_truncate() {
 fn attack_ecl_reflect() {
     let mut pair = Pair::new();
     let packet = pair.write(1);
-    pair.to_initiator(&packet);
+    pair.give_to_initiator(&packet);
     assert_eq!(pair.initiator.statistics().dropped.not_authentic, 1);
-    pair.to_target(&packet);
+    pair.give_to_target(&packet);
     pair.executed();
     let response = pair.target.poll_transmit(pair.now).expect("the response");
-    pair.to_target(&response);
+    pair.give_to_target(&response);
     // Whether or not its number was used in this direction, too.
     let dropped = pair.target.statistics().dropped;
     assert_eq!((dropped.not_authentic + dropped.replayed, pair.target.is_closed()), (1, false));
@@ -291,7 +291,7 @@ fn attack_ecl_spoofed_source_address() {
     }
     assert_eq!(pair.target.statistics().dropped.other_source, 2);
     assert_eq!((pair.executed(), pair.target.peer()), (None, Some(address(1, 5000))));
-    pair.to_target(&packet);
+    pair.give_to_target(&packet);
     assert_eq!(pair.executed(), Some(1));
 
     // Before the first packet the host is known already, from the login's connection.
@@ -315,15 +315,15 @@ fn attack_ecl_late_duplicate_of_an_old_write() {
     for fill in 0..1024u32 {
         let packet = pair.write(fill as u8 | 0x80);
         if fill == 1023 {
-            pair.to_target(&held_back);
+            pair.give_to_target(&held_back);
             assert_eq!(pair.target.statistics().stale, 1);
         }
-        pair.to_target(&packet);
+        pair.give_to_target(&packet);
         assert_eq!(pair.executed(), Some(fill as u8 | 0x80));
         pair.settle();
         assert!(pair.is_completed());
     }
-    pair.to_target(&held_back);
+    pair.give_to_target(&held_back);
     assert_eq!(pair.executed(), None);
 }
 
@@ -334,8 +334,8 @@ fn attack_ecl_downgrade() {
     let mut weak = Pair::with(7, 1, Scheme::LazyAuth);
     let (strong, readable) = (pair.write(1), weak.write(1));
     assert_ne!(strong.head[16..48], readable.head[16..48]);
-    pair.to_target(&readable);
-    weak.to_target(&strong);
+    pair.give_to_target(&readable);
+    weak.give_to_target(&strong);
     for session in [&pair.target, &weak.target] {
         assert_eq!(session.statistics().dropped.not_authentic, 1);
     }
@@ -363,6 +363,6 @@ fn attack_ecl_flood_of_unauthenticated_packets() {
     let after = pair.target.statistics();
     assert_eq!((after.packets_received, after.packets_sent), (before.packets_received, before.packets_sent));
     assert_eq!((pair.target.memory_bytes(), after.peer_rekeys), (0, 0));
-    pair.to_target(&packet);
+    pair.give_to_target(&packet);
     assert_eq!(pair.executed(), Some(1));
 }

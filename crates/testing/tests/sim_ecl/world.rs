@@ -366,7 +366,7 @@ fn pair(
     planted: Planted,
 ) -> (initiator::Session, target::Session) {
     let config = |peer| {
-        let scheme = if association % 2 == 0 { Scheme::LazyAuth } else { Scheme::Lazy };
+        let scheme = if association.is_multiple_of(2) { Scheme::LazyAuth } else { Scheme::Lazy };
         let mut exporter = [7; 32];
         exporter[..4].copy_from_slice(&association.to_be_bytes());
         let keys = EclKeys::new(exporter, scheme, Suite::Aes256Gcm);
@@ -374,7 +374,7 @@ fn pair(
         config.window_bytes = if profile == Profile::Loss { 8 * u64::from(quantum_bytes) } else { 1 << 20 };
         config.queue_depth = 16;
         config.rekey = RekeyLimits { packets: 100, ..RekeyLimits::default() };
-        let is_cubic = association % 3 == 0;
+        let is_cubic = association.is_multiple_of(3);
         config.congestion = if is_cubic { CongestionAlgorithm::Cubic } else { CongestionAlgorithm::Bbr };
         config.planted = planted;
         config
