@@ -46,7 +46,7 @@ pub(crate) trait CongestionControl: fmt::Debug + Send {
     fn on_acknowledged(&mut self, sent: Instant, bytes: usize, newest: SentInfo, now: Instant, rtt: &RoundTrip);
     /// A packet is lost. `is_burst_start`: the one before it was not.
     fn on_lost(&mut self, bytes: u32, info: SentInfo, is_persistent: bool, is_burst_start: bool, now: Instant);
-    /// The network marked so many more packets.
+    /// The network marked this number of further packets.
     fn on_marked(&mut self, count: u64, now: Instant);
     /// A packet is neither lost nor acknowledged, and no longer in flight.
     fn on_discarded(&mut self, bytes: usize);

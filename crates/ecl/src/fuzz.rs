@@ -93,7 +93,7 @@ pub fn fuzz_initiator(now: Instant, bytes: &[u8]) {
     }
 }
 
-/// Pieces of the input: a length (two bytes) and so many bytes, again and again.
+/// Pieces of the input: a length (two bytes) and that number of bytes, repeated until the input ends.
 fn packets(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
