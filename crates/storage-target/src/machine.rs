@@ -19,7 +19,7 @@ use crate::unit::{self, BlockCodec, ClosedUnit, SimulatedFiles, TargetEnvironmen
 use crate::volume::{Access, Sealed, Volume};
 
 pub use crate::names::VolumeName;
-pub use crate::worker::machine::{Admission, DrivenSession, Grant, Messages, Polled, RoutedWorker};
+pub use crate::worker::machine::{Admission, DrivenSession, Grant, Messages, Polled, RoutedWorker, Sending};
 
 /// A sealed volume of custody `keyfile`.
 ///
@@ -169,6 +169,11 @@ impl OpenStore {
     /// Whether answers came while a unit was polled.
     pub fn has_mail(&self) -> bool {
         self.handle.has_mail()
+    }
+
+    /// Whether the store has asked to be polled: work that it does in slices goes on.
+    pub fn wants_poll(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
     }
 
     /// Nothing was asked for a while.

@@ -32,6 +32,7 @@ mod scrubbing;
 mod session;
 mod session_commands;
 mod session_driver;
+pub(crate) mod session_machine;
 mod sessions;
 mod slot_allocator;
 mod stream_sender;
@@ -269,8 +270,9 @@ impl Worker {
             Message::CrossUnitOutcome(outcome) => self.routing.units.cross_unit_outcome(*outcome),
             Message::SlotNeeded(need) => self.evict_for(need),
             Message::TargetsFound { session, connection, targets } => {
-                if let Some(session) = self.routing.sessions.get_mut_ready(session) {
-                    session.machine.send_targets(connection, &targets);
+                let session = self.routing.sessions.get_mut_ready(session);
+                if let Some(machine) = session.and_then(|session| session.machine.iscsi_mut()) {
+                    machine.send_targets(connection, &targets);
                 }
             }
             Message::Ended { worker } => {
@@ -319,12 +321,15 @@ impl Worker {
             }
         }
         if let Some((key, id)) = connection.stage.session() {
-            let Some(session) = self.routing.sessions.get_mut(key) else { return Disposition::End };
+            let session = self.routing.sessions.get_mut(key);
+            let Some(machine) = session.and_then(|session| session.machine.iscsi_mut()) else {
+                return Disposition::End;
+            };
             if std::mem::take(&mut connection.has_progressed) {
-                session.machine.handle_progress(self.now, id);
+                machine.handle_progress(self.now, id);
             }
             if let Some(reason) = connection.stream.failure() {
-                session.machine.handle_closed(self.now, id, CloseReason::ConnectionLost(reason.to_owned()));
+                machine.handle_closed(self.now, id, CloseReason::ConnectionLost(reason.to_owned()));
             }
             return Disposition::Keep;
         }
@@ -351,7 +356,8 @@ impl Worker {
 
     fn on_link_event(&mut self, connection: &mut Connection, event: LinkEvent) -> Disposition {
         let session = connection.stage.session();
-        let session = session.and_then(|(key, id)| Some((&mut self.routing.sessions.get_mut(key)?.machine, id)));
+        let session =
+            session.and_then(|(key, id)| Some((self.routing.sessions.get_mut(key)?.machine.iscsi_mut()?, id)));
         match (event, &mut connection.login, session) {
             (LinkEvent::Established { peer }, _, _) => {
                 connection.identity = peer.map_or(Identity::Plain, Identity::Channel);

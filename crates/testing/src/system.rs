@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! client     requests, reconnects      strongroom_initiator::machine: engine, sealing, nexus, session, channel
-//!    |  bytes, by way of `network`: late, in pieces, cut, damaged, half-open
-//! target     connections, logins       iscsi::target, channel
-//!    |  PDUs
+//!    |  iSCSI: bytes, by way of `network`: late, in pieces, cut, damaged, half-open
+//!    |  ECL: a login over the same, and packets by way of `datagrams`: lost, late, out of order, repeated, damaged, too long
+//! target     connections, logins       iscsi::target, ecl::target, channel
+//!    |  commands and responses
 //! workers    sessions, units, routing  strongroom_target::machine; messages between workers arrive late, in their order
 //!    |  operations
 //! store      on the simulated disk, which loses what was not synced
@@ -15,11 +16,13 @@
 //! the access rules of the target; what they do around the machines is done here as simply as it can be. All units are sealed, so no
 //! unit copies blocks from another one.
 
+mod association;
 pub mod checker;
 mod client;
 mod clock;
 mod content;
 mod contents;
+mod datagrams;
 mod fencing;
 pub mod history;
 mod initiators;
@@ -31,11 +34,12 @@ mod liveness;
 mod network;
 mod profile;
 mod seen;
+mod setup;
 mod target;
 mod troubles;
 mod world;
 
-pub use profile::{Planted, Profile};
+pub use profile::{Planted, Profile, Transport};
 pub use seen::Seen;
 use world::World;
 
@@ -46,6 +50,6 @@ pub const SEEDS: u64 = 1500;
 ///
 /// # Panics
 /// If what initiators saw has no explanation, or a request is never answered.
-pub fn simulate(seed: u64, profile: Profile, planted: Planted) -> Seen {
-    World::new(seed, profile, planted).run()
+pub fn simulate(seed: u64, profile: Profile, transport: Transport, planted: Planted) -> Seen {
+    World::new(seed, profile, transport, planted).run()
 }

@@ -6,20 +6,28 @@
 
 use std::sync::Mutex;
 
+use strongroom_ecl::PlantedFault as EclFault;
 use strongroom_store::PlantedFault;
 use strongroom_testing::simulation::{failing, first_failing, seeds};
-use strongroom_testing::system::{Planted, Profile, SEEDS, Seen, simulate};
+use strongroom_testing::system::{Planted, Profile, SEEDS, Seen, Transport, simulate};
 
-/// Runs all seeds of a profile.
+/// Seeds of the mix of everything over ECL in `make test`; other profiles have fewer.
+const ECL_SEEDS: u64 = 300;
+
+/// Runs all seeds of a profile over iSCSI.
 fn all_pass(profile: Profile, seeds: &[u64]) -> Seen {
+    all_pass_over(Transport::Iscsi, profile, seeds)
+}
+
+fn all_pass_over(transport: Transport, profile: Profile, seeds: &[u64]) -> Seen {
     let seen = Mutex::new(Seen::default());
     let failed = failing(seeds, |seed| {
-        let one = simulate(seed, profile, Planted::default());
+        let one = simulate(seed, profile, transport, Planted::default());
         seen.lock().unwrap().merge(one);
     });
-    assert!(failed.is_empty(), "{profile:?}, failing seeds: {failed:?}");
+    assert!(failed.is_empty(), "{profile:?} over {transport:?}, failing seeds: {failed:?}");
     let seen = seen.into_inner().unwrap();
-    println!("{profile:?}: {seen:?}");
+    println!("{profile:?} over {transport:?}: {seen:?}");
     assert!(seen.undecided * 20 <= seen.registers, "too many histories are not decided");
     seen
 }
@@ -29,7 +37,9 @@ fn sim_system_every_block_is_linearizable() {
     let seeds = seeds(SEEDS);
     let seen = all_pass(Profile::Everything, &seeds);
     let not_here = ["undecided", "refused_openings", "partitions", "leases_passed_on", "leases_taken_over"];
-    let missing: Vec<_> = seen.never().into_iter().filter(|what| !not_here.contains(what)).collect();
+    // Only ECL has datagrams.
+    let is_here = |what: &&str| !not_here.contains(what) && !what.starts_with("datagrams");
+    let missing: Vec<_> = seen.never().into_iter().filter(is_here).collect();
     assert!(seeds.len() < 100 || missing.is_empty(), "the runs did not come across everything: {missing:?}");
 }
 
@@ -94,14 +104,60 @@ fn sim_system_halves_of_blocks_are_linearizable() {
     all_pass(Profile::ReplayedHalves, &seeds(100));
 }
 
+/// Where nothing goes wrong, no request waits until a ping happens to move something.
+#[test]
+fn sim_system_a_request_waits_for_no_ping() {
+    for transport in Transport::ALL {
+        let seen = all_pass_over(transport, Profile::Clones, &seeds(40));
+        assert!(seen.longest_wait_us < 200_000, "{seen:?}");
+    }
+}
+
+/// The same over ECL, whose packets are lost, late, out of order, repeated and damaged, and whose login's connection is cut, which ends the
+/// association.
+#[test]
+fn sim_system_over_ecl_every_block_is_linearizable() {
+    let seen = all_pass_over(Transport::Ecl, Profile::Everything, &seeds(ECL_SEEDS));
+    let datagrams = [seen.datagrams_lost, seen.datagrams_repeated, seen.datagrams_damaged, seen.cuts];
+    assert!(seen.histories < 100 || datagrams.iter().all(|count| *count > 0), "{seen:?}");
+}
+
+#[test]
+fn sim_system_over_ecl_a_resend_is_executed_at_most_once() {
+    all_pass_over(Transport::Ecl, Profile::Cuts, &seeds(ECL_SEEDS / 3));
+    all_pass_over(Transport::Ecl, Profile::Closes, &seeds(ECL_SEEDS / 3));
+}
+
+#[test]
+fn sim_system_over_ecl_replays_after_a_crash_restore_the_order() {
+    all_pass_over(Transport::Ecl, Profile::Crashes, &seeds(ECL_SEEDS / 3));
+    all_pass_over(Transport::Ecl, Profile::Flushes, &seeds(ECL_SEEDS / 5));
+}
+
+#[test]
+fn sim_system_over_ecl_who_is_kept_out_writes_nothing() {
+    let seen = all_pass_over(Transport::Ecl, Profile::Reservations, &seeds(ECL_SEEDS / 3));
+    assert!(seen.histories < 50 || seen.fences > 0, "{seen:?}");
+    all_pass_over(Transport::Ecl, Profile::Leases, &seeds(ECL_SEEDS / 10));
+}
+
+#[test]
+fn sim_system_over_ecl_key_epochs_change_nothing_that_is_written() {
+    all_pass_over(Transport::Ecl, Profile::Keys, &seeds(ECL_SEEDS / 3));
+}
+
 /// How many seeds a fault may take to be found.
 const SEEDS_TO_FIND: u64 = 400;
 
 fn finds(profile: Profile, planted: Planted) {
+    finds_over(Transport::Iscsi, profile, planted);
+}
+
+fn finds_over(transport: Transport, profile: Profile, planted: Planted) {
     let seed = first_failing(SEEDS_TO_FIND, |seed| {
-        simulate(seed, profile, planted);
+        simulate(seed, profile, transport, planted);
     });
-    println!("{profile:?}, {planted:?}: seed {seed:?}");
+    println!("{profile:?} over {transport:?}, {planted:?}: seed {seed:?}");
     assert!(seed.is_some(), "{SEEDS_TO_FIND} seeds did not find {planted:?}");
 }
 
@@ -170,8 +226,10 @@ fn sim_system_finds_a_response_routed_to_another_session() {
 #[test]
 fn sim_system_one_seed_is_one_history() {
     for seed in [3, 4, 5, 6] {
-        let run = || simulate(seed, Profile::Everything, Planted::default());
-        assert_eq!(run(), run());
+        for transport in Transport::ALL {
+            let run = || simulate(seed, Profile::Everything, transport, Planted::default());
+            assert_eq!(run(), run());
+        }
     }
 }
 
@@ -213,10 +271,45 @@ fn sim_system_finds_a_request_sealed_again_as_a_new_one() {
 /// Work in proportion to the volume is done in slices: every history has a limit of steps of one call, and a large volume keeps to it.
 #[test]
 fn sim_system_finds_unsliced_work() {
-    let seen = simulate(1, Profile::Large, Planted::default());
+    let seen = simulate(1, Profile::Large, Transport::Iscsi, Planted::default());
     println!("{seen:?}");
-    let unsliced = || simulate(1, Profile::Large, in_the_store(PlantedFault::UnslicedHiding));
+    let unsliced = || simulate(1, Profile::Large, Transport::Iscsi, in_the_store(PlantedFault::UnslicedHiding));
     let panic = std::panic::catch_unwind(unsliced).expect_err("it took more steps than it may");
     let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
     assert!(message.contains("steps in the store"), "{message}");
+}
+
+fn in_associations(fault: EclFault) -> Planted {
+    Planted { ecl: strongroom_ecl::Planted::fault(fault), ..Planted::default() }
+}
+
+#[test]
+fn sim_system_over_ecl_finds_a_tag_without_generation() {
+    finds_over(Transport::Ecl, Profile::Datagrams, in_associations(EclFault::TagWithoutGeneration));
+}
+
+#[test]
+fn sim_system_over_ecl_finds_an_acknowledgement_before_the_checksum() {
+    finds_over(Transport::Ecl, Profile::Datagrams, in_associations(EclFault::AcknowledgedUnchecked));
+}
+
+#[test]
+fn sim_system_over_ecl_finds_a_lost_credit() {
+    finds_over(Transport::Ecl, Profile::Datagrams, in_associations(EclFault::CreditLost));
+}
+
+#[test]
+fn sim_system_over_ecl_finds_a_repeated_command() {
+    finds_over(Transport::Ecl, Profile::Datagrams, in_associations(EclFault::CommandRepeated));
+}
+
+/// Each packet comes again when it is just too old for the replay window: it must not be used again.
+#[test]
+fn sim_system_over_ecl_finds_a_replay_window_that_is_one_too_wide() {
+    let sound = simulate(1, Profile::Replays, Transport::Ecl, Planted::default());
+    assert!(sound.datagrams_repeated > 100, "{sound:?}");
+    let replayed = || simulate(1, Profile::Replays, Transport::Ecl, in_associations(EclFault::WindowTooWide));
+    let panic = std::panic::catch_unwind(replayed).expect_err("a packet was used twice");
+    let message = panic.downcast_ref::<&str>().copied().unwrap_or_default();
+    assert!(message.contains("used twice"), "{message}");
 }

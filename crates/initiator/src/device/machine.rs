@@ -1,17 +1,22 @@
 //! The initiator as a machine, for simulations: the engine, the nexus with its session and its channel, and the sealing, driven as the
 //! driver drives them, but with bytes and time as arguments.
 //!
-//! One connection at a time. Deliberately absent: sockets, threads, name resolution, redirections, the thread that follows a key server
-//! (a simulation says when a lease ends and when it is renewed).
+//! One connection at a time, of iSCSI or of ECL. Deliberately absent: sockets, threads, name resolution, redirections, ECL's login, the thread
+//! that follows a key server (a simulation says when a lease ends and when it is renewed).
+
+mod association;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, BufferMut, CryptoCounters, DeviceError, Request, Token};
+use strongroom_ecl::{Config, Datagram, Transmit};
+use strongroom_handshake::PublicKey;
 use strongroom_net::{Link, StreamId};
 use strongroom_seal::{SealContext, VolumeSealer};
 
+use self::association::{Association, LoginConnection};
 use crate::device::attachment::{Attachment, LeaseAnswer, ProbedUnit};
 use crate::pipeline::answer::Answer;
 use crate::pipeline::boot_time::BootTime;
@@ -29,11 +34,27 @@ use crate::{AttachError, AttachOptions, KeyRequest};
 /// What came of a request.
 pub type Finished = (Token, Result<Option<BufferMut>, DeviceError>);
 
+/// The session with the target.
+enum AnyNexus {
+    Iscsi(Box<Nexus<IscsiTransport>>),
+    Ecl(Box<Nexus<Association>>),
+}
+
+/// What is the same for both.
+macro_rules! each {
+    ($any:expr, $nexus:ident => $what:expr) => {
+        match $any {
+            AnyNexus::Iscsi($nexus) => $what,
+            AnyNexus::Ecl($nexus) => $what,
+        }
+    };
+}
+
 /// An attachment without a thread.
 pub struct Initiator {
     options: AttachOptions,
     port: IscsiPort,
-    nexus: Option<Box<Nexus<IscsiTransport>>>,
+    nexus: Option<AnyNexus>,
     attachment: Attachment,
     /// Why the last connection ended.
     last_loss: Option<AttachError>,
@@ -59,15 +80,27 @@ impl Initiator {
         }
     }
 
-    /// Uses a connection that stands; only while there is no other one.
+    /// Uses a connection of iSCSI that stands; only while there is no other one.
     pub fn connected(&mut self, now: Instant, link: Link) {
+        let wire = self.wire(IscsiConnection::over(link));
+        self.nexus = Some(AnyNexus::Iscsi(Box::new(Nexus::new(now, &self.options, wire))));
+        self.process(now);
+    }
+
+    /// Uses an association of ECL, whose login is over, with a target that has proven to be `target_key`; only while there is no connection.
+    pub fn associated(&mut self, now: Instant, config: Config, target_key: PublicKey) {
+        let wire = self.wire(LoginConnection { config: Some(config), target_key });
+        self.nexus = Some(AnyNexus::Ecl(Box::new(Nexus::new(now, &self.options, wire))));
+        self.process(now);
+    }
+
+    fn wire<C>(&mut self, connection: C) -> Wire<C> {
         assert!(self.nexus.is_none(), "one connection at a time");
         self.connections += 1;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let mut wire = Wire::new(StreamId::simulated(self.connections), address, IscsiConnection::over(link));
+        let mut wire = Wire::new(StreamId::simulated(self.connections), address, connection);
         wire.is_connected = true;
-        self.nexus = Some(Box::new(Nexus::new(now, &self.options, wire)));
-        self.process(now);
+        wire
     }
 
     /// Whether there is a connection; if not, the last one is to be closed and another one made.
@@ -102,25 +135,34 @@ impl Initiator {
 
     /// Bytes from the target.
     pub fn handle_input(&mut self, now: Instant, bytes: &[u8]) {
-        if let Some(nexus) = &mut self.nexus {
-            nexus.handle_input(now, StreamId::simulated(self.connections), bytes);
+        if let Some(any) = &mut self.nexus {
+            each!(any, nexus => nexus.handle_input(now, StreamId::simulated(self.connections), bytes));
         }
         self.process(now);
+    }
+
+    /// A datagram from the target. Whether it was used.
+    pub fn handle_datagram(&mut self, now: Instant, datagram: Datagram) -> bool {
+        let Some(AnyNexus::Ecl(nexus)) = &mut self.nexus else { return false };
+        let is_used = nexus.transport_mut().handle_datagram(now, datagram);
+        self.process(now);
+        is_used
     }
 
     /// The connection was cut.
     pub fn connection_lost(&mut self, now: Instant) {
         let stream = StreamId::simulated(self.connections);
-        let Some(nexus) = &mut self.nexus else { return };
-        if let Some(notice) = nexus.wire_failed(now, &self.options, stream, "cut by the simulation".to_owned()) {
+        let Some(any) = &mut self.nexus else { return };
+        let why = "cut by the simulation".to_owned();
+        if let Some(notice) = each!(any, nexus => nexus.wire_failed(now, &self.options, stream, why)) {
             self.act(now, notice);
         }
     }
 
     /// The time of `poll_timeout` has come.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if let Some(nexus) = &mut self.nexus {
-            nexus.handle_timeout(now);
+        if let Some(any) = &mut self.nexus {
+            each!(any, nexus => nexus.handle_timeout(now));
         }
         if let Some(engine) = &mut self.attachment.engine {
             engine.handle_timeout(now);
@@ -133,7 +175,7 @@ impl Initiator {
 
     /// When `handle_timeout` wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let nexus = self.nexus.as_ref().and_then(|nexus| nexus.poll_timeout());
+        let nexus = self.nexus.as_ref().and_then(|any| each!(any, nexus => nexus.poll_timeout()));
         let engine = self.attachment.engine.as_ref().and_then(Engine::poll_timeout);
         [nexus, engine].into_iter().flatten().min()
     }
@@ -141,7 +183,7 @@ impl Initiator {
     /// What is to be sent.
     pub fn poll_transmit(&mut self, now: Instant) -> Vec<Buffer> {
         self.seal();
-        let Some(nexus) = &mut self.nexus else { return Vec::new() };
+        let Some(AnyNexus::Iscsi(nexus)) = &mut self.nexus else { return Vec::new() };
         if nexus.wires().is_empty() {
             return Vec::new();
         }
@@ -150,6 +192,18 @@ impl Initiator {
             engine.in_flight.transmitted(now, made.iter().map(|buffer| buffer.len()).sum());
         }
         made
+    }
+
+    /// The next datagram to send.
+    pub fn poll_datagram(&mut self, now: Instant) -> Option<Transmit> {
+        self.seal();
+        let Some(AnyNexus::Ecl(nexus)) = &mut self.nexus else { return None };
+        if nexus.wires().is_empty() {
+            return None;
+        }
+        // The connection of the login has nothing to say.
+        nexus.transmit(0, self.attachment.engine.as_mut());
+        nexus.transport_mut().poll_datagram(now)
     }
 
     /// Takes a request in, once attached.
@@ -189,11 +243,10 @@ impl Initiator {
     /// Asks whether the writer lease still is ours, gives it back, and then logs out: one step at each call, as soon as the last one is
     /// answered.
     pub fn leave(&mut self, now: Instant) {
-        if let Some(nexus) = &mut self.nexus
-            && nexus.is_open()
-            && !nexus.talks_of_lease()
-        {
-            self.attachment.leave(now, nexus);
+        if let Some(any) = &mut self.nexus {
+            each!(any, nexus => if nexus.is_open() && !nexus.talks_of_lease() {
+                self.attachment.leave(now, nexus);
+            });
         }
     }
 
@@ -229,13 +282,20 @@ impl Initiator {
     }
 
     fn process(&mut self, now: Instant) {
-        let Some(nexus) = &mut self.nexus else { return };
-        if let Some(notice) = nexus.process(now, &self.options, &self.port, self.attachment.engine.as_mut()) {
+        let engine = self.attachment.engine.as_mut();
+        let notice = match &mut self.nexus {
+            None => return,
+            Some(AnyNexus::Iscsi(nexus)) => nexus.process(now, &self.options, &self.port, engine),
+            Some(AnyNexus::Ecl(nexus)) => nexus.process(now, &self.options, &(), engine),
+        };
+        if let Some(notice) = notice {
             self.act(now, notice);
         }
-        if let Some(nexus) = &mut self.nexus {
-            nexus.take_ended();
-            self.attachment.check_lease(now, nexus);
+        if let Some(any) = &mut self.nexus {
+            each!(any, nexus => {
+                nexus.take_ended();
+                self.attachment.check_lease(now, nexus);
+            });
         }
     }
 
@@ -267,8 +327,9 @@ impl Initiator {
                 before.may_have_lost_writes(&unit)
             }
         };
-        let Some(nexus) = &mut self.nexus else { return Ok(()) };
-        match self.attachment.claim(now, ProbedUnit { unit: Arc::new(unit), restarted }, nexus) {
+        let Some(any) = &mut self.nexus else { return Ok(()) };
+        let probed = ProbedUnit { unit: Arc::new(unit), restarted };
+        match each!(any, nexus => self.attachment.claim(now, probed, nexus)) {
             Some(probed) => self.opened(now, &probed),
             None => Ok(()),
         }
@@ -289,7 +350,10 @@ impl Initiator {
             }
             None => {}
         }
-        self.attachment.open(now, &self.options, Duration::ZERO, probed, self.nexus.as_deref_mut());
+        if let Some(any) = &mut self.nexus {
+            let options = &self.options;
+            each!(any, nexus => self.attachment.open(now, options, Duration::ZERO, probed, Some(&mut **nexus)));
+        }
         Ok(())
     }
 

@@ -98,6 +98,11 @@ impl<T: SessionTransport> Nexus<T> {
         self.transport.handle_input(now, stream, bytes);
     }
 
+    /// What carries the session, for what only its driver knows of it.
+    pub(crate) fn transport_mut(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
     /// The target sends no more.
     pub(crate) fn handle_eof(&mut self, stream: StreamId) {
         if let Some(at) = self.wire_of(stream) {

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use strongroom_channel::Scheme;
+use strongroom_ecl::{Config as AssociationConfig, target as ecl};
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login};
@@ -22,6 +23,7 @@ use super::grant::LoginGrant;
 use super::open_unit::{OpenStoreLock, OpenUnit};
 use super::routing::{CommandBounds, NexusState, Routing, SessionEvent};
 use super::session::Session;
+use super::session_machine::SessionMachine;
 use super::units::{UnitEntry, UnitOutput};
 use crate::access::Identity;
 use crate::budget::{MemoryBudget, MemoryClass, SESSION_BYTES};
@@ -43,9 +45,20 @@ pub struct RoutedWorker {
     budget: Arc<MemoryBudget>,
     counters: Arc<Counters>,
     output: UnitOutput,
+    /// The connections of the logins that made associations.
+    associations: FxHashMap<SessionKey, u64>,
     /// Tasks that no session has asked for.
     own_tasks: FxHashSet<(SessionKey, TaskId)>,
     exchanges_responses: bool,
+}
+
+/// What has something to send, in terms of its transport.
+#[derive(Debug)]
+pub enum Sending<'a> {
+    /// PDUs, on this connection.
+    Iscsi(&'a mut iscsi::Session, ConnectionId),
+    /// Datagrams.
+    Ecl(&'a mut ecl::Session),
 }
 
 /// What becomes of a login.
@@ -118,6 +131,17 @@ impl Grant {
     }
 }
 
+/// Initiators of ours break no rules, however bad the network is.
+fn check_conduct(reason: &CloseReason) {
+    let is_breach = match reason {
+        CloseReason::Misbehaved(_) => true,
+        // Of ECL.
+        CloseReason::ConnectionLost(why) => why.contains("broke the protocol"),
+        _ => false,
+    };
+    assert!(!is_breach, "{reason}");
+}
+
 fn origin(node: PublicKey) -> Origin {
     let identity = Identity::Channel(node);
     Origin { identity, from: Ipv4Addr::LOCALHOST.into(), scheme: Some(Scheme::default()) }
@@ -137,6 +161,7 @@ impl RoutedWorker {
                 budget: Arc::clone(&budget),
                 counters: Arc::clone(&counters),
                 output: UnitOutput::default(),
+                associations: FxHashMap::default(),
                 own_tasks: FxHashSet::default(),
                 exchanges_responses: false,
             }
@@ -266,16 +291,33 @@ impl RoutedWorker {
 
     /// A login is over, and begins its session here.
     pub fn begin(&mut self, now: Instant, grant: Grant, login: Login, connection: u64) -> ConnectionId {
-        let Grant { session: key, login: granted, node, .. } = grant;
         let (machine, id) = iscsi::Session::new(now, login);
+        self.begin_session(now, grant, machine.into(), Some((id, ConnectionKey(connection))));
+        id
+    }
+
+    /// A login of ECL is over, and begins its association here.
+    pub fn begin_association(&mut self, now: Instant, grant: Grant, config: &AssociationConfig, connection: u64) {
+        self.associations.insert(grant.session, connection);
+        let machine = SessionMachine::Ecl(Box::new(ecl::Session::new(now, config)));
+        self.begin_session(now, grant, machine, None);
+    }
+
+    fn begin_session(
+        &mut self,
+        now: Instant,
+        grant: Grant,
+        machine: SessionMachine,
+        connection: Option<(ConnectionId, ConnectionKey)>,
+    ) {
+        let Grant { session: key, login: granted, node, .. } = grant;
         let from = origin(node);
         let charge = |class, bytes| self.budget.charge(class, bytes);
         let memory = (charge(MemoryClass::Sessions, SESSION_BYTES), charge(MemoryClass::Commands, 0));
         let mut session = Session::new(key, machine, granted, (from.identity, from.from, from.scheme), now, memory);
-        session.connections.push((id, ConnectionKey(connection)));
+        session.connections.extend(connection);
         self.routing.sessions.mark_checked_out(&mut session);
         self.routing.sessions.insert(Box::new(session), false);
-        id
     }
 
     /// The login that was to begin a session is given up.
@@ -298,17 +340,31 @@ impl RoutedWorker {
         self.routing.sessions.get(SessionKey(session)).is_some_and(|session| !session.machine.is_closed())
     }
 
-    /// A session, which will be driven.
+    /// A session of iSCSI, which will be driven.
     pub fn session(&mut self, session: u64) -> Option<&mut iscsi::Session> {
-        self.routing.sessions.get_mut_ready(SessionKey(session)).map(|session| &mut session.machine)
+        self.routing.sessions.get_mut_ready(SessionKey(session))?.machine.iscsi_mut()
     }
 
-    /// Drives the next session that has something to do. `transmit` sends what it has for a connection.
-    pub fn drive_session(
-        &mut self,
-        now: Instant,
-        mut transmit: impl FnMut(u64, &mut iscsi::Session, ConnectionId),
-    ) -> Option<DrivenSession> {
+    /// One of ECL, which will be driven.
+    pub fn association(&mut self, session: u64) -> Option<&mut ecl::Session> {
+        match &mut self.routing.sessions.get_mut_ready(SessionKey(session))?.machine {
+            SessionMachine::Ecl(machine) => Some(machine),
+            SessionMachine::Iscsi(_) => None,
+        }
+    }
+
+    /// Ends a session of this worker in order.
+    pub fn close_session(&mut self, session: u64, why: &str) {
+        if let Some(session) = self.routing.sessions.get_mut_ready(SessionKey(session)) {
+            session.machine.close(why);
+        }
+    }
+
+    /// Drives the next session that has something to do. `transmit` sends what it has for the connection of its login.
+    ///
+    /// # Panics
+    /// If an initiator broke the protocol: ours do not.
+    pub fn drive_session(&mut self, now: Instant, mut transmit: impl FnMut(u64, Sending<'_>)) -> Option<DrivenSession> {
         let mut session = loop {
             let key = self.routing.sessions.pop_ready()?;
             if let Some(session) = self.routing.sessions.check_out(key) {
@@ -316,7 +372,10 @@ impl RoutedWorker {
             }
         };
         session.is_ready = false;
-        let &(id, ConnectionKey(connection)) = session.connections.first().expect("it has one as long as it lives");
+        let connection = match session.connections.first() {
+            Some((_, ConnectionKey(connection))) => *connection,
+            None => self.associations[&session.key],
+        };
         let mut closed = None;
         while let Some(event) = self.routing.next_event(now, &mut session) {
             match event {
@@ -327,13 +386,19 @@ impl RoutedWorker {
                 }
             }
         }
-        transmit(connection, &mut session.machine, id);
+        match (&mut session.machine, session.connections.first()) {
+            (SessionMachine::Iscsi(machine), Some((id, _))) => transmit(connection, Sending::Iscsi(machine, *id)),
+            (SessionMachine::Ecl(machine), _) => transmit(connection, Sending::Ecl(machine)),
+            (SessionMachine::Iscsi(_), None) => unreachable!("it has a connection as long as it lives"),
+        }
         let Some(reason) = closed else {
             self.routing.advance(now, &mut session);
             self.routing.sessions.check_in(session);
             return Some(DrivenSession { connection, is_over: false });
         };
         session.count(&self.counters);
+        self.associations.remove(&session.key);
+        check_conduct(&reason);
         let address = session.unit.as_ref().expect("none is for discovery");
         if matches!(reason, CloseReason::LoggedOut) {
             self.routing.logged_out(address, session.key);
@@ -355,7 +420,7 @@ impl RoutedWorker {
     /// Polls the units, and delivers what they bring to sessions and logins.
     pub fn poll_units(&mut self) -> Polled {
         let mut output = std::mem::take(&mut self.output);
-        self.routing.units.poll(|| false, &mut output);
+        let is_whole = self.routing.units.poll(|| false, &mut output);
         assert!(output.requests.is_empty(), "sealed units request nothing of others");
         let mut polled = Polled::default();
         for one in output.finished.extract_if(.., |one| self.own_tasks.remove(&(one.connection, one.task))) {
@@ -371,7 +436,7 @@ impl RoutedWorker {
         }
         self.routing.deliver(&mut output);
         self.output = output;
-        polled.has_progressed |= self.routing.units.have_mail();
+        polled.has_progressed |= !is_whole || self.routing.units.have_mail();
         polled
     }
 

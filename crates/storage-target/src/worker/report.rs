@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strongroom_channel::Scheme;
+use strongroom_iscsi::target as iscsi;
 
 use super::connections::Connections;
 use super::session::Session;
@@ -45,7 +46,7 @@ pub(super) fn session_report(
 
 /// What the login negotiated, by the keys of RFC 7143 §13.
 fn agreed_keys(session: &Session) -> Vec<(String, String)> {
-    let agreed = session.machine.session_keys();
+    let Some(agreed) = session.machine.iscsi().map(iscsi::Session::session_keys) else { return Vec::new() };
     let yes = |value: bool| if value { "Yes" } else { "No" }.to_owned();
     let keys = [
         ("MaxRecvDataSegmentLength", agreed.recv_segment_bytes_max.to_string()),
@@ -64,13 +65,14 @@ fn agreed_keys(session: &Session) -> Vec<(String, String)> {
 fn connection_reports(session: &Session, connections: &Connections) -> Vec<ConnectionReport> {
     let reports = session.connections.iter().filter_map(|(id, key)| {
         let connection = connections.get(*key)?;
-        let digests = session.machine.agreed(*id)?.digests;
+        let machine = session.machine.iscsi()?;
+        let digests = machine.agreed(*id)?.digests;
         let crc = |on: bool| if on { "CRC32C" } else { "None" }.to_owned();
         let (rekeys, peer_rekeys) = connection.link.rekeys();
         Some(ConnectionReport {
             rekeys,
             peer_rekeys,
-            cid: session.machine.cid(*id)?,
+            cid: machine.cid(*id)?,
             address: connection.peer,
             suite: connection.link.suite().map(|suite| suite.to_string()),
             header_digest: crc(digests.header),

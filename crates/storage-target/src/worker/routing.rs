@@ -15,7 +15,6 @@ use strongroom_iscsi::target::{
     Command, ConnectionId, Event, ManagementFunction, Response, SendTargets, TaskId, TaskManagement,
     TaskManagementResult,
 };
-use strongroom_scsi::transport::target::Session as _;
 use strongroom_scsi::{NexusId, Sense};
 
 use super::connection::ConnectionKey;
@@ -353,7 +352,7 @@ impl Routing {
     }
 
     /// Polls the units that have something to do, until `is_over`, and delivers their responses. `requests`: what units request of the
-    /// target around them. Whether all units had their turn.
+    /// target around them. Whether all units had their turn, and none has left something.
     pub(super) fn poll_units(&mut self, is_over: impl Fn() -> bool, requests: &mut Vec<UnitRequest>) -> bool {
         let mut output = std::mem::take(&mut self.output);
         let is_whole = self.units.poll(is_over, &mut output);

@@ -7,11 +7,11 @@ use std::time::Instant;
 use strongroom_channel::Scheme;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Response, TaskId};
 use strongroom_scsi::NexusId;
-use strongroom_scsi::transport::target::Session as _;
 
 use super::connection::ConnectionKey;
 use super::grant::{LoginGrant, UnitAddress};
 use super::session_commands::SessionCommands;
+use super::session_machine::SessionMachine;
 use crate::access::Identity;
 use crate::budget::Charge;
 use crate::connection_slots::ConnectionSlot;
@@ -22,7 +22,7 @@ use crate::unit::SessionKey;
 
 pub(super) struct Session {
     pub(super) key: SessionKey,
-    pub(super) machine: iscsi::Session,
+    pub(super) machine: SessionMachine,
     pub(super) peer: SessionPeer,
     /// `None` for discovery.
     pub(super) unit: Option<UnitAddress>,
@@ -75,7 +75,7 @@ impl Session {
     /// `memory`: the charge for the session itself. `command_memory`: the charge for its commands.
     pub(super) fn new(
         key: SessionKey,
-        machine: iscsi::Session,
+        machine: SessionMachine,
         grant: LoginGrant,
         (identity, address, scheme): (Identity, IpAddr, Option<Scheme>),
         now: Instant,
@@ -118,7 +118,7 @@ impl Session {
 
     /// Whether its peer may send more.
     pub(super) fn accepts_input(&self, connection: ConnectionId) -> bool {
-        self.machine.accepts_input(connection) && self.commands.accepts()
+        self.machine.iscsi().is_none_or(|machine| machine.accepts_input(connection)) && self.commands.accepts()
     }
 
     /// The next deadline of the session itself.
@@ -138,7 +138,7 @@ impl Session {
     /// rest at once.
     pub(super) fn abort_tasks(&mut self, closes: bool) {
         let waiting = self.commands.take_waiting();
-        self.machine.abort_tasks(None);
+        self.machine.abort_tasks();
         for command in waiting {
             self.machine.complete(command.task, Response::task_aborted());
         }

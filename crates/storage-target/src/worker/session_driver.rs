@@ -46,14 +46,16 @@ impl Worker {
 
     fn join(&mut self, connection: &Connection, key: SessionKey, login: iscsi::Login) -> Option<ConnectionId> {
         let session = self.routing.sessions.get_mut(key)?;
-        if !session.machine.has_place_for(&login) {
+        let machine = session.machine.iscsi_mut()?;
+        if !machine.has_place_for(&login) {
             // It ended, or others joined, while this one logged in.
             tracing::warn!(address = %connection.peer, "a connection came too late for its session");
             return None;
         }
-        let id = session.machine.add_connection(self.now, login);
+        let id = machine.add_connection(self.now, login);
+        let cid = machine.cid(id);
         session.connections.push((id, connection.key));
-        let (initiator, cid) = (for_log(&session.peer.initiator_name), session.machine.cid(id));
+        let initiator = for_log(&session.peer.initiator_name);
         tracing::info!(address = %connection.peer, initiator, cid, "a connection joined its session");
         Some(id)
     }
@@ -72,7 +74,7 @@ impl Worker {
         let own = connection.session_memory.take();
         let own = own.unwrap_or_else(|| budget.charge(MemoryClass::Sessions, SESSION_BYTES));
         let memory = (own, budget.charge(MemoryClass::Commands, 0));
-        let mut session = Session::new(key, machine, grant, proven, self.now, memory);
+        let mut session = Session::new(key, machine.into(), grant, proven, self.now, memory);
         session.connections.push((id, connection.key));
         let mut is_evicted_first = false;
         if session.unit.is_none() {
@@ -117,7 +119,8 @@ impl Worker {
         }
         for (id, connection) in &session.connections {
             let Some(connection) = self.connections.get_mut(*connection) else { continue };
-            connection.transmit(&mut self.network.runtime, Some((&mut session.machine, *id)));
+            let machine = session.machine.iscsi_mut().map(|machine| (machine, *id));
+            connection.transmit(&mut self.network.runtime, machine);
         }
         // After that: what was sent makes room, and nothing else would drive the session again. A connection stops reading from a peer
         // that does not take its answers.
@@ -139,7 +142,7 @@ impl Worker {
         let (_, key) = session.connections.swap_remove(at);
         let Some(connection) = self.connections.check_out(key) else { return };
         tracing::info!(address = %connection.peer, initiator, %reason, "a connection of a session ended");
-        self.finish(connection, Some((&mut session.machine, id)));
+        self.finish(connection, session.machine.iscsi_mut().map(|machine| (machine, id)));
     }
 
     fn session_closed(&mut self, mut session: Box<Session>, reason: &CloseReason) {
@@ -158,7 +161,7 @@ impl Worker {
         session.count(counters);
         for (id, key) in std::mem::take(&mut session.connections) {
             if let Some(connection) = self.connections.check_out(key) {
-                self.finish(connection, Some((&mut session.machine, id)));
+                self.finish(connection, session.machine.iscsi_mut().map(|machine| (machine, id)));
             }
         }
         session.vacancy = None;

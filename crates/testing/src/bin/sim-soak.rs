@@ -1,7 +1,8 @@
 //! Simulates the store and the whole system from one seed after the other until it is stopped, or until a seed fails, which it prints.
 //!
-//! `sim-soak [FIRST-SEED]`; without one it begins where chance has it. `sim-soak FIRST-SEED COUNT PROFILE` runs that many seeds of the whole
-//! system under one profile, such as `Everything`, and prints those that failed.
+//! `sim-soak [FIRST-SEED]`; without one it begins where chance has it. `sim-soak FIRST-SEED COUNT [PROFILE [TRANSPORT]]` runs that many seeds of
+//! the whole system under one profile (`Everything`) over one transport (`Iscsi`, `Ecl`; without one each seed has its own), and prints those
+//! that failed.
 
 use std::sync::Mutex;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -19,8 +20,8 @@ fn main() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let mut first = arguments.first().map_or(now, |text| text.parse().expect("a seed is a number"));
-    if let [_, count, profile] = arguments.as_slice() {
-        return simulate_profile(first, count.parse().expect("a count is a number"), profile);
+    if let [_, count, which @ ..] = arguments.as_slice() {
+        return simulate_profile(first, count.parse().expect("a count is a number"), which);
     }
     let seen = Mutex::new(Seen::default());
     let seen_system = Mutex::new(system::Seen::default());
@@ -45,7 +46,8 @@ fn main() {
             // Everything every time, and another profile that has more of one kind of trouble.
             let other = system::Profile::ALL[seed as usize % system::Profile::ALL.len()];
             for profile in [system::Profile::Everything, other] {
-                let one = system::simulate(seed, profile, system::Planted::default());
+                let transport = system::Transport::of_seed(seed);
+                let one = system::simulate(seed, profile, transport, system::Planted::default());
                 seen_system.lock().expect("nobody panics while holding it").merge(one);
             }
         });
@@ -59,14 +61,21 @@ fn main() {
     }
 }
 
-/// Runs some seeds of the whole system under one profile.
-fn simulate_profile(first: u64, count: u64, profile: &str) {
+/// Runs some seeds of the whole system under one profile, over one transport.
+fn simulate_profile(first: u64, count: u64, which: &[String]) {
+    let profile = which.first().map_or("Everything", String::as_str);
     let mut profiles = system::Profile::ALL.into_iter().chain([system::Profile::Large]);
     let profile = profiles.find(|one| format!("{one:?}") == profile).expect("a profile's name");
+    let named = |name: &String| {
+        let mut transports = system::Transport::ALL.into_iter();
+        transports.find(|one| format!("{one:?}") == *name).expect("a transport's name")
+    };
+    let transport = which.get(1).map(named);
     let seen = Mutex::new(system::Seen::default());
     let seeds: Vec<u64> = (first..first + count).collect();
     let failed = failing(&seeds, |seed| {
-        let one = system::simulate(seed, profile, system::Planted::default());
+        let transport = transport.unwrap_or(system::Transport::of_seed(seed));
+        let one = system::simulate(seed, profile, transport, system::Planted::default());
         seen.lock().expect("nobody panics while holding it").merge(one);
     });
     println!("{profile:?}: {:?}", *seen.lock().expect("nobody panics while holding it"));

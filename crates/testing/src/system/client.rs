@@ -1,5 +1,7 @@
 //! An initiator with something to do: requests of its own, connections that it makes again, and what it was answered.
 
+mod association;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +10,16 @@ use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Lba, Req
 use strongroom_initiator::machine::Initiator;
 use strongroom_initiator::{AttachOptions, LeaseMode, LeaseOptions, Limits, Pipeline, Scheme};
 
+use super::association::AssociationSetup;
 use super::clock::{Clock, MICRO, MILLI, Time};
 use super::content;
 use super::history::{Action, FailedRead, Flush, History, LostWrite, Moment, Operation, Value};
 use super::keys::{KeyServer, Lease};
 use super::layout::{BLOCK_BYTES, HALVES, VIEWS, initiator_name, isid_of};
 use super::leases::{LEASE, LeaseUse};
+use super::profile::Transport;
 use crate::Random;
+use association::Login;
 
 /// Requests that one initiator has under way at once, at most.
 const DEPTH_MAX: usize = 4;
@@ -58,6 +63,8 @@ struct Pending {
 /// What all initiators of a run have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
+    pub(super) transport: Transport,
+    pub(super) associations: AssociationSetup,
     pub(super) scheme: Scheme,
     /// Of 24 requests this many are flushes.
     pub(super) flushes: u64,
@@ -95,6 +102,8 @@ pub(super) struct Client {
     pub(super) view: usize,
     pub(super) machine: Initiator,
     pub(super) connection: ClientConnection,
+    /// The login of its association, over ECL.
+    login: Option<Login>,
     /// How long it may use the volume's keys, once it is attached.
     pub(super) lease: Option<Lease>,
     options: AttachOptions,
@@ -103,6 +112,8 @@ pub(super) struct Client {
     workload: Workload,
     pending: BTreeMap<u64, Pending>,
     next_token: u64,
+    /// A request was submitted that it has not looked at.
+    is_woken: bool,
     /// It has everything that it wanted, and gives its writer lease back.
     is_leaving: bool,
     /// The latest time at which a write was sent that succeeded.
@@ -124,7 +135,11 @@ fn options(number: u64, view: usize, random: &mut Random, setup: &Setup) -> Atta
     if random.once_in(3) {
         options.limits = Limits { unflushed_bytes_max: 8 * BLOCK_BYTES, ..Limits::default() };
     }
-    options.timeouts.connect = Duration::from_millis(200);
+    options.timeouts.connect = match setup.transport {
+        Transport::Iscsi => Duration::from_millis(200),
+        // The questions after the login are lost now and then, and asked again.
+        Transport::Ecl => Duration::from_secs(5),
+    };
     options.lease = LeaseOptions {
         is_claimed: setup.lease_use != LeaseUse::Unclaimed,
         mode: if setup.lease_use == LeaseUse::Exclusive { LeaseMode::Exclusive } else { LeaseMode::Shared },
@@ -145,6 +160,7 @@ impl Client {
             view,
             machine: Initiator::new(options.clone(), isid_of(number)),
             connection: ClientConnection::default(),
+            login: None,
             lease: None,
             options,
             setup,
@@ -152,6 +168,7 @@ impl Client {
             workload: Workload { requests_left: 0, next_at: 0, think_max },
             pending: BTreeMap::new(),
             next_token: 0,
+            is_woken: false,
             is_leaving: false,
             wrote_at: 0,
         }
@@ -284,6 +301,7 @@ impl Client {
         };
         let token = self.next_token;
         self.next_token += 1;
+        self.is_woken = true;
         let invoked = history.now();
         // Without keys nothing is done.
         if self.machine.submit(Token(token), request).is_ok() {
@@ -413,6 +431,7 @@ impl Client {
         let machine = self.machine.poll_timeout().map(|at| clock.time_of(at));
         let retry = (self.connection.id.is_none() && !self.is_leaving).then_some(self.connection.retry_at);
         let lease = self.lease.as_ref().map(Lease::poll_timeout);
-        [machine, retry, self.next_request(), lease].into_iter().flatten().min()
+        let woken = self.is_woken.then(|| clock.now());
+        [machine, retry, self.next_request(), lease, self.login_timeout(), woken].into_iter().flatten().min()
     }
 }

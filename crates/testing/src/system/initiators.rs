@@ -114,6 +114,7 @@ impl Initiators {
     pub(super) fn work(&mut self, at: usize, clock: &Clock, history: &mut History, random: &mut Random) -> bool {
         let client = &mut self.clients[at];
         let was_attached = client.machine.is_attached();
+        client.expire_login(clock.now());
         client.machine.handle_timeout(clock.instant());
         client.take_answers(history);
         let mut is_ended = false;
@@ -163,7 +164,7 @@ impl Initiators {
     /// The connection of an initiator is over: it makes another one later.
     pub(super) fn disconnected(&mut self, at: usize, now: Time, random: &mut Random) {
         let client = &mut self.clients[at];
-        client.connection.id = None;
+        client.forget_connection();
         let is_refused = client.machine.is_refused();
         assert!(
             !is_refused || client.machine.is_in_use() && self.setup.lease_use == LeaseUse::Exclusive,

@@ -1,5 +1,7 @@
 //! What both ends of the simulation know of the volume: its views, its blocks, and the names of its initiators.
 
+use std::net::SocketAddr;
+
 use strongroom_block::SealingDomain;
 use strongroom_handshake::PublicKey;
 
@@ -30,4 +32,19 @@ pub(super) fn node(number: u64) -> PublicKey {
     let mut bytes = [0; PublicKey::BYTES];
     bytes[..8].copy_from_slice(&number.to_be_bytes());
     PublicKey::from_bytes(bytes)
+}
+
+/// The target name of a view.
+pub(super) fn target_name(view: &str) -> String {
+    format!("iqn.2026-11.org.strongroom:{view}")
+}
+
+/// Where datagrams of an initiator come from.
+pub(super) fn initiator_address(number: u64) -> SocketAddr {
+    SocketAddr::from(([10, 0, (number >> 8) as u8, number as u8], 5000))
+}
+
+/// Where datagrams of the target come from.
+pub(super) fn target_address() -> SocketAddr {
+    SocketAddr::from(([10, 255, 0, 1], 3260))
 }

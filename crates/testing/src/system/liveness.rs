@@ -3,6 +3,10 @@
 //! A request may wait for a connection, for the target, for its store or for keys. While all of them are there, it is answered soon:
 //! [`ANSWERED_WITHIN`] is far more than what ends in an answer takes, and far less than the minute after which an initiator gives up a
 //! connection over which nothing is answered. That minute hides a lost response from the checker of histories: the request is sent again.
+//!
+//! A connection on which something was damaged does not count. A bit that flips in the length of a frame, which is in the clear, makes the receiver
+//! wait for bytes that nobody sends; pings and their answers keep the connection alive until they have filled the frame, or until the initiator
+//! gives it up after that minute.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +60,7 @@ mod tests {
         let mut watch = AnswerWatch::default();
         watch.look(0, 1, Some(7), Some(0));
         watch.look(ANSWERED_WITHIN, 1, Some(7), Some(0));
-        // An obstacle, another connection, and an answer each begin anew.
+        // After an obstacle, on another connection, and after an answer the time begins again.
         watch.look(ANSWERED_WITHIN, 1, None, Some(0));
         watch.look(2 * ANSWERED_WITHIN, 1, Some(7), Some(0));
         watch.look(3 * ANSWERED_WITHIN, 1, Some(8), Some(0));

@@ -1,25 +1,10 @@
-//! Connections: bytes in both directions that arrive late, in pieces, damaged, or not at all.
+//! Connections: bytes in both directions that arrive late, in pieces, damaged, or not at all. And datagrams beside them (`datagrams`).
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::clock::{MICRO, Time};
+use super::datagrams::{Datagrams, End, PathConditions};
 use crate::Random;
-
-/// Which end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    Initiator,
-    Target,
-}
-
-impl End {
-    fn other(self) -> End {
-        match self {
-            End::Initiator => End::Target,
-            End::Target => End::Initiator,
-        }
-    }
-}
 
 /// What arrives at an end.
 #[derive(Debug)]
@@ -64,9 +49,10 @@ impl Connection {
     }
 }
 
-/// All connections.
+/// All connections, and the datagrams of those that make associations.
 pub(super) struct Network {
     random: Random,
+    pub(super) datagrams: Datagrams,
     connections: BTreeMap<u64, Connection>,
     next: u64,
     /// The longest that a piece takes, in nanoseconds.
@@ -74,8 +60,9 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub(super) fn new(random: Random, delay_max: Time) -> Network {
-        Network { random, connections: BTreeMap::new(), next: 1, delay_max }
+    pub(super) fn new(mut random: Random, delay_max: Time, conditions: PathConditions) -> Network {
+        let datagrams = Datagrams::new(random.fork(), conditions);
+        Network { random, datagrams, connections: BTreeMap::new(), next: 1, delay_max }
     }
 
     /// A new connection.
@@ -152,6 +139,7 @@ impl Network {
 
     /// Makes a connection half-open: from now on nothing arrives at one end, or at both, and nobody is told.
     pub(super) fn silence(&mut self, id: u64) {
+        self.datagrams.silence(id);
         let which = self.random.below(3);
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if which != 0 {
@@ -174,10 +162,11 @@ impl Network {
 
     /// Whether everything that is sent over a connection arrives as it was sent, both ways.
     pub(super) fn is_sound(&self, id: u64) -> bool {
-        self.connections.get(&id).is_some_and(|connection| {
-            let ways = [&connection.to_initiator, &connection.to_target];
-            !connection.was_damaged && ways.iter().all(|way| !way.is_silent && !way.is_closed)
-        })
+        self.datagrams.is_sound(id)
+            && self.connections.get(&id).is_some_and(|connection| {
+                let ways = [&connection.to_initiator, &connection.to_target];
+                !connection.was_damaged && ways.iter().all(|way| !way.is_silent && !way.is_closed)
+            })
     }
 
     /// Connections that neither end has left.
@@ -189,7 +178,7 @@ impl Network {
     /// When something arrives next.
     pub(super) fn next_arrival(&self) -> Option<Time> {
         let ways = self.connections.values().flat_map(|one| [&one.to_initiator, &one.to_target]);
-        ways.filter_map(|way| way.arrivals.front().map(|(at, _)| *at)).min()
+        ways.filter_map(|way| way.arrivals.front().map(|(at, _)| *at)).chain(self.datagrams.next_arrival()).min()
     }
 
     /// What has arrived.

@@ -21,6 +21,27 @@ pub struct Planted {
     pub loses_messages: bool,
     /// Responses that two sessions of the target get at the same time are exchanged.
     pub exchanges_responses: bool,
+    /// In associations of ECL.
+    pub ecl: strongroom_ecl::Planted,
+}
+
+/// How initiators reach the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Connections, as TCP has them.
+    Iscsi,
+    /// Datagrams, beside a connection for the login.
+    Ecl,
+}
+
+impl Transport {
+    /// Both.
+    pub const ALL: [Transport; 2] = [Transport::Iscsi, Transport::Ecl];
+
+    /// That of a seed, where none was chosen: one in four uses ECL.
+    pub fn of_seed(seed: u64) -> Transport {
+        if seed % 4 == 3 { Transport::Ecl } else { Transport::Iscsi }
+    }
 }
 
 /// The mix of faults of a run.
@@ -56,13 +77,18 @@ pub enum Profile {
     /// As `Halves`, with three initiators of three blocks and a target that crashes often: blocks are written between a crash and the
     /// replay of what it took.
     ReplayedHalves,
+    /// The only trouble is a bad path of datagrams. Over iSCSI nothing goes wrong.
+    Datagrams,
+    /// One initiator that reads for long, over a path that loses nothing and sends each packet again when it is just too old for the replay
+    /// window.
+    Replays,
     /// A large volume of which only a few blocks are checked.
     Large,
 }
 
 impl Profile {
-    /// All of them but the one whose histories are long and alike.
-    pub const ALL: [Profile; 14] = [
+    /// All of them but those whose histories are long and alike.
+    pub const ALL: [Profile; 15] = [
         Profile::Everything,
         Profile::OneInitiator,
         Profile::Cuts,
@@ -77,5 +103,6 @@ impl Profile {
         Profile::Keys,
         Profile::Halves,
         Profile::ReplayedHalves,
+        Profile::Datagrams,
     ];
 }

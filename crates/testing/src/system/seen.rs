@@ -40,6 +40,14 @@ seen! {
     silences,
     /// Damages on the way.
     damages,
+    /// Datagrams lost on the way.
+    datagrams_lost,
+    /// Datagrams that came again.
+    datagrams_repeated,
+    /// Datagrams damaged on the way.
+    datagrams_damaged,
+    /// Datagrams that were too long for the path.
+    datagrams_too_long,
     /// Messages that one worker of the target sent to another.
     messages,
     /// Sessions that did not begin at the worker of their unit.

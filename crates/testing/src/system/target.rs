@@ -1,6 +1,7 @@
 //! The target: connections, logins, and workers with their sessions and units, on one store on the simulated disk. Sessions, units and the
 //! routing between them are the target's own; what takes sockets and threads is done here as simply as it can be.
 
+mod associations;
 mod connections;
 mod reservations;
 mod served_store;
@@ -10,15 +11,19 @@ mod workers;
 
 use std::time::Instant;
 
+use strongroom_ecl::Datagram;
 use strongroom_handshake::PublicKey;
 use strongroom_net::Link;
 use strongroom_scsi::NexusId;
 use strongroom_scsi::transport::Lun;
 use strongroom_scsi::transport::target::ManagementFunction;
 use strongroom_store::StoreError;
+use strongroom_target::machine::Sending;
 
+use super::association::AssociationSetup;
 use super::layout::{OPERATOR, initiator_name, isid_of, node};
 use crate::{Random, SimDisk};
+use associations::AssociationTable;
 pub(super) use connections::{ConnectionTable, Output};
 pub(super) use reservations::{Reservations, Reserve};
 pub(super) use served_store::{ServedStore, Settings, Sighted};
@@ -29,7 +34,8 @@ use workers::Workers;
 /// The target.
 pub(super) struct Target {
     pub(super) volume: ServedVolume,
-    pub(super) connections: ConnectionTable,
+    connections: ConnectionTable,
+    associations: AssociationTable,
     workers: Workers,
     pub(super) reservations: Reservations,
 }
@@ -40,12 +46,19 @@ fn nexus_of(initiator: u64) -> NexusId {
 
 impl Target {
     /// A target with a new volume, not formatted yet.
-    pub(super) fn new(disk: SimDisk, settings: Settings, planted: PlantedRouting, mut random: Random) -> Target {
+    pub(super) fn new(
+        disk: SimDisk,
+        settings: Settings,
+        planted: PlantedRouting,
+        setup: AssociationSetup,
+        mut random: Random,
+    ) -> Target {
         let workers = Workers::new(random.fork(), planted);
         let store = ServedStore::new(disk, settings, random.fork());
         Target {
             volume: ServedVolume::new(store, random),
             connections: ConnectionTable::default(),
+            associations: AssociationTable::new(setup),
             workers,
             reservations: Reservations::default(),
         }
@@ -66,6 +79,11 @@ impl Target {
         self.workers.arrived
     }
 
+    /// Sessions that did not begin at the worker of their unit.
+    pub(super) fn remote_sessions(&self) -> u64 {
+        self.connections.remote_sessions + self.associations.remote_sessions
+    }
+
     /// The most steps in the store that one call took.
     pub(super) fn steps_max(&self) -> u64 {
         self.workers.steps.most.max(self.volume.store.steps.most)
@@ -75,12 +93,14 @@ impl Target {
     pub(super) fn crash(&mut self) {
         self.volume.store.crash();
         self.connections.crash();
+        self.associations.crash();
         self.process_ended();
     }
 
     /// The process ends in order, after its store was closed, and another one begins.
     pub(super) fn restart(&mut self) {
         self.connections.close_all();
+        self.associations.close_all();
         self.process_ended();
     }
 
@@ -95,19 +115,33 @@ impl Target {
         self.connections.accept(id, link, node, worker);
     }
 
+    /// A connection for the login of an association has come.
+    pub(super) fn accept_login(&mut self, id: u64, initiator: u64) {
+        let worker = self.workers.any();
+        self.associations.accept(id, (initiator, node(initiator)), worker);
+    }
+
     pub(super) fn handle_input(&mut self, now: Instant, id: u64, bytes: &[u8]) {
         self.connections.handle_input(now, id, bytes, &mut self.workers);
+        self.associations.handle_input(id, bytes, &mut self.workers);
+    }
+
+    /// A datagram of an association has come. Whether it was used.
+    pub(super) fn handle_datagram(&mut self, now: Instant, id: u64, datagram: Datagram) -> bool {
+        self.associations.handle_datagram(now, id, datagram, &mut self.workers)
     }
 
     /// A connection is over.
     pub(super) fn handle_closed(&mut self, now: Instant, id: u64) {
         self.connections.handle_closed(now, id, &mut self.workers);
+        self.associations.handle_closed(id, &mut self.workers);
     }
 
     /// Does what is due. Whether the store is to be closed because nobody uses it: [`Target::close`] follows.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
         for (worker, connection) in self.workers.deliver(now) {
             self.connections.arrive(connection, worker);
+            self.associations.arrive(connection, worker);
         }
         self.connections.handle_timeout(now);
         self.volume.handle_timeout(now, &mut self.workers)
@@ -124,7 +158,10 @@ impl Target {
     /// What the store says: the disk may fail to read.
     pub(super) fn open(&mut self, now: Instant) -> Result<(), StoreError> {
         self.volume.open(now, &mut self.workers).map_err(|(error, logins)| {
-            logins.into_iter().for_each(|login| self.connections.reject(login));
+            for login in logins {
+                self.connections.reject(login);
+                self.associations.reject(login);
+            }
             error
         })
     }
@@ -166,9 +203,7 @@ impl Target {
     /// Ends every session in order; the store can be closed when it is idle then.
     pub(super) fn end_all(&mut self) {
         for (worker, key) in self.workers.sessions() {
-            if let Some(session) = self.workers.get_mut(worker).session(key) {
-                session.close("the target stops");
-            }
+            self.workers.get_mut(worker).close_session(key, "the target stops");
         }
     }
 
@@ -177,10 +212,11 @@ impl Target {
         for number in 0..self.workers.count() {
             while let Some(login) = self.workers.get_mut(number).pop_ready_login() {
                 self.connections.retry_login(login);
+                self.associations.retry_login(login);
             }
         }
         loop {
-            let mut has_progressed = self.connections.drive(now, &mut self.workers, &mut self.volume);
+            let mut has_progressed = self.drive_connections(now);
             self.volume.store.poll();
             for number in 0..self.workers.count() {
                 let polled = self.workers.poll_units(number);
@@ -194,7 +230,33 @@ impl Target {
             }
         }
         self.workers.send(now);
-        self.connections.take_output()
+        let mut output = self.connections.take_output();
+        output.append(&mut self.associations.take_output());
+        output
+    }
+
+    /// Moves connections and sessions forward; whether anything happened.
+    fn drive_connections(&mut self, now: Instant) -> bool {
+        let Target { connections, associations, workers, volume, .. } = self;
+        let mut has_progressed = connections.drive(now, workers, volume);
+        has_progressed |= associations.drive(now, workers, volume, &mut || connections.next_session());
+        for number in 0..workers.count() {
+            loop {
+                let transmit = |id, sending: Sending<'_>| connections.transmit(now, id, sending);
+                let Some(driven) = workers.drive_session(now, number, transmit) else { break };
+                has_progressed = true;
+                if driven.is_over {
+                    connections.session_ended(driven.connection);
+                    associations.forget(driven.connection);
+                }
+            }
+            while let Some(session) = workers.get_mut(number).pop_ended_login() {
+                connections.reject_session(session);
+                associations.reject_session(session);
+                has_progressed = true;
+            }
+        }
+        has_progressed
     }
 
     /// Whether it is to be driven again soon.

@@ -55,6 +55,8 @@ pub(super) enum Trouble {
     Reservations,
     /// A bit of a block flips on the disk.
     Rot,
+    /// The path of datagrams takes longer packets, or only shorter ones.
+    Path,
     /// The store has time to tidy up.
     Idle,
 }
@@ -82,6 +84,7 @@ impl Troubles {
             (Trouble::Snapshots, 4, 2 * MILLI, 20 * MILLI),
             (Trouble::Reservations, 5, MILLI, 8 * MILLI),
             (Trouble::Rot, 6, 5 * MILLI, 40 * MILLI),
+            (Trouble::Path, 4, 5 * MILLI, 60 * MILLI),
         ];
         let mut rates = BTreeMap::new();
         for (trouble, once_in, least, most) in all {
@@ -147,7 +150,8 @@ impl Troubles {
             ]),
             Profile::Halves => some(&[cut, chosen(Trouble::Crash)]),
             Profile::ReplayedHalves => some(&[always(Trouble::Crash, 8 * MILLI)]),
-            Profile::Large => Troubles::default(),
+            Profile::Datagrams => some(&[always(Trouble::Path, 20 * MILLI)]),
+            Profile::Replays | Profile::Large => Troubles::default(),
         }
     }
 

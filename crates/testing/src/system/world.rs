@@ -3,25 +3,27 @@
 use std::time::{Duration, Instant};
 
 use strongroom_channel::{ChannelKeys, Role};
-use strongroom_initiator::Scheme;
 use strongroom_net::{Link, LinkOptions};
 use strongroom_store::StoreError;
 
+use super::association::exporter;
 use super::checker;
 use super::client::Setup;
 use super::clock::{Clock, MICRO, MILLI, SECOND, Time};
 use super::contents::Contents;
+use super::datagrams::{Arrived, End, PathConditions};
 use super::fencing::Fencing;
 use super::history::{Action, History, Operation, Value};
 use super::initiators::Initiators;
 use super::keys::KeyServer;
 use super::layout;
 use super::leases::LeaseUse;
-use super::liveness::AnswerWatch;
 use super::lifecycle::{Lifecycle, Transition};
-use super::network::{Arrival, End, Network};
-use super::profile::{Planted, Profile};
+use super::liveness::AnswerWatch;
+use super::network::{Arrival, Network};
+use super::profile::{Planted, Profile, Transport};
 use super::seen::Seen;
+use super::setup::choose_setup;
 use super::target::{Output, PlantedRouting, Settings, Target};
 use super::troubles::{Trouble, TroubleSchedule, Troubles};
 use crate::{Faults, Random, SimDisk};
@@ -33,10 +35,12 @@ const PATIENCE: Time = 200 * SECOND;
 const TROUBLED: Time = 400 * MILLI;
 /// The same where exclusive leases lapse.
 const TROUBLED_WITH_LEASES: Time = 3 * SECOND;
+/// The same where so many packets are sent that the first are too old for the replay window.
+const TROUBLED_WITH_REPLAYS: Time = 100 * SECOND;
 /// Names who writes what initiators of ours do not.
 const FORGER: u64 = u64::MAX - 1;
 /// Blocks of a large volume that initiators discard and do not look at.
-const MORE_BLOCKS: u64 = 16 << 10;
+const MORE_BLOCKS: u64 = 64 << 10;
 
 pub(super) struct World {
     profile: Profile,
@@ -57,41 +61,23 @@ pub(super) struct World {
     answers: AnswerWatch,
 }
 
-/// How the initiators of a run use writer leases: one in four histories of a profile that is not about them claims none.
-fn choose_lease_use(random: &mut Random, profile: Profile) -> LeaseUse {
-    match profile {
-        Profile::Leases => LeaseUse::Exclusive,
-        _ if random.once_in(4) => LeaseUse::Unclaimed,
-        _ => LeaseUse::Shared,
-    }
-}
-
-/// What the initiators of a run have in common.
-fn choose_setup(random: &mut Random, profile: Profile, planted: Planted, blocks: u64, key_server: KeyServer) -> Setup {
-    let scheme = Scheme::ALL[random.below(Scheme::ALL.len() as u64) as usize];
-    let flushes = match profile {
-        Profile::Flushes | Profile::ReplayedHalves => 4,
-        _ => 1 + random.below(6),
+/// The target of a run.
+fn target(profile: Profile, disk: &SimDisk, setup: &Setup, planted: Planted, random: Random) -> Target {
+    let settings = Settings {
+        blocks: setup.blocks,
+        more_blocks: if profile == Profile::Large { MORE_BLOCKS } else { 0 },
+        planted: planted.store,
+        key_server: setup.key_server.clone(),
+        forgets_reservations: planted.forgets_reservations,
+        forgets_leases: planted.forgets_leases,
     };
-    let halves = match profile {
-        Profile::Halves | Profile::ReplayedHalves => true,
-        Profile::Everything | Profile::OneInitiator => random.once_in(4),
-        _ => false,
-    };
-    Setup {
-        scheme,
-        flushes,
-        halves,
-        late_flush_marks: planted.late_flush_marks,
-        forgets_operations: planted.forgets_operations,
-        key_server,
-        lease_use: choose_lease_use(&mut random.fork(), profile),
-        blocks,
-    }
+    let Planted { loses_messages, exchanges_responses, .. } = planted;
+    let routing = PlantedRouting { loses_messages, exchanges_responses };
+    Target::new(disk.clone(), settings, routing, setup.associations, random)
 }
 
 impl World {
-    pub(super) fn new(seed: u64, profile: Profile, planted: Planted) -> World {
+    pub(super) fn new(seed: u64, profile: Profile, transport: Transport, planted: Planted) -> World {
         let mut random = Random::new(seed);
         let blocks = match profile {
             Profile::Flushes => 30,
@@ -99,25 +85,15 @@ impl World {
             _ => 2 + random.below(8),
         };
         let disk = SimDisk::new(random.number());
-        let key_server = KeyServer::new();
-        let settings = Settings {
-            blocks,
-            more_blocks: if profile == Profile::Large { MORE_BLOCKS } else { 0 },
-            planted: planted.store,
-            key_server: key_server.clone(),
-            forgets_reservations: planted.forgets_reservations,
-            forgets_leases: planted.forgets_leases,
-        };
-        let routing =
-            PlantedRouting { loses_messages: planted.loses_messages, exchanges_responses: planted.exchanges_responses };
-        let target = Target::new(disk.clone(), settings, routing, random.fork());
         let delay_max = match profile {
             Profile::Flushes => 500 * MICRO,
             _ => [50 * MICRO, 150 * MICRO, 500 * MICRO][random.below(3) as usize],
         };
-        let network = Network::new(random.fork(), delay_max);
+        let conditions = PathConditions::choose(&mut random, profile, delay_max);
+        let network = Network::new(random.fork(), delay_max, conditions);
         let troubles = Troubles::choose(&mut random, profile);
-        let setup = choose_setup(&mut random, profile, planted, blocks, key_server);
+        let setup = choose_setup(&mut random, (profile, transport), planted, blocks, KeyServer::new());
+        let target = target(profile, &disk, &setup, planted, random.fork());
         if planted.directory_not_synced {
             disk.leave_out_directory_sync();
         }
@@ -148,6 +124,7 @@ impl World {
         let requests = match self.profile {
             // Many requests of few blocks between many crashes have more explanations than can be tried.
             Profile::ReplayedHalves => 6 + self.random.below(12),
+            Profile::Replays => 18_000,
             _ => 20 + self.random.below(120),
         };
         self.initiators.add(0, 0, 0, &mut self.random);
@@ -162,7 +139,7 @@ impl World {
         }
         self.initiators.clients[0].set_requests(requests);
         let others = match self.profile {
-            Profile::OneInitiator | Profile::Flushes | Profile::Large => 0,
+            Profile::OneInitiator | Profile::Flushes | Profile::Replays | Profile::Large => 0,
             Profile::Everything => self.random.below(3),
             Profile::Clones => 1,
             Profile::ReplayedHalves => 2,
@@ -218,7 +195,11 @@ impl World {
 
     /// Runs to the end and checks everything. What was seen on the way.
     pub(super) fn run(mut self) -> Seen {
-        let troubled = if self.profile == Profile::Leases { TROUBLED_WITH_LEASES } else { TROUBLED };
+        let troubled = match self.profile {
+            Profile::Leases => TROUBLED_WITH_LEASES,
+            Profile::Replays => TROUBLED_WITH_REPLAYS,
+            _ => TROUBLED,
+        };
         let until = self.clock.now() + troubled;
         self.run_until(|world| world.initiators.are_done() || world.clock.now() >= until);
         self.heal();
@@ -240,7 +221,12 @@ impl World {
         self.seen.requests += self.history.operations.len() as u64;
         self.seen.commands += self.target.commands();
         self.seen.messages += self.target.messages();
-        self.seen.remote_sessions += self.target.connections.remote_sessions;
+        self.seen.remote_sessions += self.target.remote_sessions();
+        let counts = self.network.datagrams.counts;
+        self.seen.datagrams_lost += counts.lost;
+        self.seen.datagrams_repeated += counts.repeated;
+        self.seen.datagrams_damaged += counts.damaged;
+        self.seen.datagrams_too_long += counts.too_long;
         self.seen.histories += 1;
         self.seen.registers += self.history.registers_of(self.initiators.setup().blocks).start;
         self.seen.steps_of_a_call_max = self.target.steps_max();
@@ -255,6 +241,11 @@ impl World {
             let counters = client.machine.counters();
             self.seen.resent += counters.commands_resent;
             self.seen.replayed += counters.blocks_replayed;
+            let is_damaged = self.seen.rotten_blocks > 0 || self.initiators.setup().transport == Transport::Iscsi;
+            assert!(
+                is_damaged || counters.blocks_refetched == 0,
+                "an association handed on a block that does not open"
+            );
         }
     }
 
@@ -280,6 +271,7 @@ impl World {
     fn heal(&mut self) {
         self.initiators.heal(self.clock.now());
         self.schedule.heal();
+        self.network.datagrams.heal();
         self.target.volume.close_when_idle(false);
         self.disk.set_failing_reads(0);
         self.schedule.add(self.clock.now(), Trouble::Reservations);
@@ -322,6 +314,9 @@ impl World {
         for (id, end, arrival) in self.network.arrived(now) {
             self.arrive(instant, id, end, arrival);
         }
+        for arrived in self.network.datagrams.arrived(now) {
+            self.take_datagram(instant, arrived);
+        }
         for at in 0..self.initiators.clients.len() {
             self.drive_client(instant, at);
         }
@@ -334,6 +329,7 @@ impl World {
         for output in self.target.drive(instant) {
             match output {
                 Output::Bytes(id, bytes) => self.network.send(now, id, End::Target, bytes),
+                Output::Datagram(id, packet) => self.network.datagrams.send(now, (id, 0), End::Target, packet),
                 Output::Close(id) => self.network.close(now, id, End::Target),
             }
         }
@@ -359,10 +355,23 @@ impl World {
             (End::Initiator, arrival) => {
                 let Some(client) = self.initiators.of_connection(id) else { return };
                 match arrival {
-                    Arrival::Bytes(bytes) => client.machine.handle_input(now, &bytes),
-                    Arrival::Closed => client.machine.connection_lost(now),
+                    Arrival::Bytes(bytes) => client.handle_input(&self.clock, id, &bytes),
+                    Arrival::Closed => client.connection_lost(&self.clock),
                 }
             }
+        }
+    }
+
+    /// A packet of an association has arrived, perhaps not for the first time.
+    fn take_datagram(&mut self, now: Instant, arrived: Arrived) {
+        let Arrived { association: id, at, number, datagram } = arrived;
+        let is_used = match (at, self.initiators.of_connection(id)) {
+            (End::Target, _) => self.target.handle_datagram(now, id, datagram),
+            (End::Initiator, Some(client)) => client.machine.handle_datagram(now, datagram),
+            (End::Initiator, None) => false,
+        };
+        if is_used {
+            self.network.datagrams.used(number);
         }
     }
 
@@ -374,7 +383,7 @@ impl World {
             return self.replace_client(at);
         }
         let client = &self.initiators.clients[at];
-        if let Some(id) = client.connection.id.filter(|_| !client.machine.is_connected()) {
+        if let Some(id) = client.connection.id.filter(|_| !client.is_connected()) {
             self.initiators.disconnected(at, now, &mut self.random);
             self.network.close(now, id, End::Initiator);
         }
@@ -387,35 +396,33 @@ impl World {
         }
         let client = &mut self.initiators.clients[at];
         client.take_answers(&mut self.history);
-        let mut bytes = Vec::new();
-        loop {
-            let made = client.machine.poll_transmit(instant);
-            if made.is_empty() {
-                break;
-            }
-            bytes.extend(made.iter().flat_map(|buffer| buffer.iter().copied()));
-        }
-        if let Some(id) = client.connection.id
-            && !bytes.is_empty()
-        {
+        let bytes = client.take_bytes(&self.clock);
+        let Some(id) = client.connection.id else { return };
+        if !bytes.is_empty() {
             self.network.send(now, id, End::Initiator, bytes);
+        }
+        while let Some(packet) = client.machine.poll_datagram(instant) {
+            self.network.datagrams.send(now, (id, client.number), End::Initiator, packet);
         }
     }
 
     fn connect(&mut self, now: Instant, at: usize) {
         let id = self.network.connect();
-        let mut exporter = [0; 32];
-        exporter[..8].copy_from_slice(&id.to_be_bytes());
-        let keys = || ChannelKeys::new(exporter, self.initiators.setup().scheme);
-        let options = LinkOptions { setup_timeout: Duration::from_millis(200), ..LinkOptions::default() };
-        let ours = Link::simulated(Role::Initiator, keys(), layout::node(layout::OPERATOR), options.clone(), now);
-        let client_node = layout::node(self.initiators.clients[at].number);
-        let theirs = Link::simulated(Role::Target, keys(), client_node, options, now);
+        self.seen.connections += 1;
+        let (scheme, transport) = (self.initiators.setup().scheme, self.initiators.setup().transport);
         let client = &mut self.initiators.clients[at];
         client.connection.id = Some(id);
+        if transport == Transport::Ecl {
+            client.log_in(self.clock.now(), id);
+            return self.target.accept_login(id, client.number);
+        }
+        let keys = || ChannelKeys::new(exporter(id), scheme);
+        let options = LinkOptions { setup_timeout: Duration::from_millis(200), ..LinkOptions::default() };
+        let ours = Link::simulated(Role::Initiator, keys(), layout::node(layout::OPERATOR), options.clone(), now);
+        let client_node = layout::node(client.number);
+        let theirs = Link::simulated(Role::Target, keys(), client_node, options, now);
         client.machine.connected(now, ours);
         self.target.accept(id, theirs, client_node);
-        self.seen.connections += 1;
     }
 
     /// The target opens its store at the first login.
@@ -578,6 +585,7 @@ impl World {
                 self.seen.key_epochs += u64::from(self.initiators.setup().key_server.begin_epoch());
             }
             Trouble::Idle => self.target.volume.store.idle(),
+            Trouble::Path => self.network.datagrams.change_path(),
             Trouble::Snapshots => {
                 let store = &mut self.target.volume.store;
                 let changed = self.contents.change_snapshots(store, &mut self.history, &mut self.random);

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use strongroom_ecl::Transmit;
 use strongroom_handshake::PublicKey;
-use strongroom_iscsi::target::{Config, ConnectionId, Login, LoginEvent, LoginRequested, Session, SessionKind};
+use strongroom_iscsi::target::{Config, ConnectionId, Login, LoginEvent, LoginRequested, SessionKind};
 use strongroom_iscsi::{CloseReason, LoginStatus, Offer};
 use strongroom_net::{Link, LinkEvent};
 use strongroom_scsi::NexusId;
-use strongroom_target::machine::{Admission, Grant};
+use strongroom_target::machine::{Admission, Grant, Sending};
 
 use super::volume::ServedVolume;
 use super::workers::Workers;
@@ -44,6 +45,8 @@ struct Connection {
 /// What is to be sent, and what is to be closed.
 pub(in crate::system) enum Output {
     Bytes(u64, Vec<u8>),
+    /// Of the association of this connection.
+    Datagram(u64, Transmit),
     Close(u64),
 }
 
@@ -183,7 +186,7 @@ impl ConnectionTable {
     }
 
     /// A session was ended before its login was over.
-    fn reject_session(&mut self, session: u64) {
+    pub(super) fn reject_session(&mut self, session: u64) {
         let begins = |stage: &LoginStage| matches!(stage, LoginStage::Admitted(grant) if grant.session() == session);
         for connection in self.table.values_mut().filter(|connection| begins(&connection.stage)) {
             if let Some(login) = &mut connection.login {
@@ -198,39 +201,36 @@ impl ConnectionTable {
         self.last_session
     }
 
-    /// Moves connections and sessions forward; whether anything happened.
+    /// Moves connections forward; whether anything happened.
     pub(super) fn drive(&mut self, now: Instant, workers: &mut Workers, volume: &mut ServedVolume) -> bool {
         let mut has_progressed = false;
         for id in self.table.keys().copied().collect::<Vec<_>>() {
             has_progressed |= self.drive_connection(now, id, workers, volume);
         }
-        for number in 0..workers.count() {
-            has_progressed |= self.drive_sessions(now, number, workers);
-            while let Some(session) = workers.get_mut(number).pop_ended_login() {
-                self.reject_session(session);
-                has_progressed = true;
-            }
-        }
         has_progressed
     }
 
-    fn drive_sessions(&mut self, now: Instant, number: usize, workers: &mut Workers) -> bool {
-        let mut has_progressed = false;
-        loop {
-            let table = &mut self.table;
-            let transmit = |connection, session: &mut Session, id| {
-                let Some(connection): Option<&mut Connection> = table.get_mut(&connection) else { return };
-                while let Some(pdu) = session.poll_transmit(id) {
+    /// Sends what a session has; `id`: the connection of its login.
+    pub(super) fn transmit(&mut self, now: Instant, id: u64, sending: Sending<'_>) {
+        match sending {
+            Sending::Iscsi(session, in_session) => {
+                let Some(connection) = self.table.get_mut(&id) else { return };
+                while let Some(pdu) = session.poll_transmit(in_session) {
                     connection.link.send_pdu(pdu);
                 }
-            };
-            let Some(driven) = workers.drive_session(now, number, transmit) else { return has_progressed };
-            has_progressed = true;
-            if driven.is_over
-                && let Some(connection) = self.table.remove(&driven.connection)
-            {
-                self.forget(driven.connection, connection);
             }
+            Sending::Ecl(session) => {
+                self.output.extend(
+                    std::iter::from_fn(|| session.poll_transmit(now)).map(|packet| Output::Datagram(id, packet)),
+                );
+            }
+        }
+    }
+
+    /// The session of a connection has ended.
+    pub(super) fn session_ended(&mut self, id: u64) {
+        if let Some(connection) = self.table.remove(&id) {
+            self.forget(id, connection);
         }
     }
 

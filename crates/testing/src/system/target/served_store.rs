@@ -178,7 +178,8 @@ impl ServedStore {
 
     /// Whether the store works on something: it is to be polled again soon.
     pub(super) fn is_working(&self) -> bool {
-        self.views.first().is_some_and(|view| view.ios_in_flight() > 0) || self.views.iter().any(OpenStore::has_mail)
+        let goes_on = |view: &OpenStore| view.ios_in_flight() > 0 || view.wants_poll();
+        self.views.first().is_some_and(goes_on) || self.views.iter().any(OpenStore::has_mail)
     }
 
     /// Lets the store tidy up.

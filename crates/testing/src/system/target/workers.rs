@@ -4,8 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use strongroom_iscsi::target::{ConnectionId, Session};
-use strongroom_target::machine::{DrivenSession, Messages, Polled, RoutedWorker};
+use strongroom_target::machine::{DrivenSession, Messages, Polled, RoutedWorker, Sending};
 
 use super::steps::StepCounter;
 use crate::Random;
@@ -137,7 +136,7 @@ impl Workers {
         &mut self,
         now: Instant,
         number: usize,
-        transmit: impl FnMut(u64, &mut Session, ConnectionId),
+        transmit: impl FnMut(u64, Sending<'_>),
     ) -> Option<DrivenSession> {
         self.steps.count(|| self.workers[number].drive_session(now, transmit))
     }
