@@ -12,7 +12,7 @@ use strongroom_testing::simulation::{failing, first_failing, seeds};
 use strongroom_testing::system::{Planted, Profile, SEEDS, Seen, Transport, simulate};
 
 /// Seeds of the mix of everything over ECL in `make test`; other profiles have fewer.
-const ECL_SEEDS: u64 = 300;
+const ECL_SEEDS: u64 = 200;
 
 /// Runs all seeds of a profile over iSCSI.
 fn all_pass(profile: Profile, seeds: &[u64]) -> Seen {
