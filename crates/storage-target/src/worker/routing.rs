@@ -6,10 +6,11 @@
 
 mod management;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustc_hash::FxHashMap;
 use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{
     Command, ConnectionId, Event, ManagementFunction, Response, SendTargets, TaskId, TaskManagement,
@@ -43,7 +44,7 @@ pub(super) struct Routing {
     pub(super) sessions: Sessions,
     pub(super) units: Units,
     /// Sessions of units here that other workers have, with their workers.
-    remote_sessions: HashMap<SessionKey, usize>,
+    remote_sessions: FxHashMap<SessionKey, usize>,
     /// Messages to each worker that have not been taken.
     outgoing: Vec<Vec<CrossWorkerMessage>>,
     /// Logins that waited for tasks which have ended.
@@ -112,7 +113,7 @@ impl Routing {
             worker,
             sessions: Sessions::default(),
             units: Units::default(),
-            remote_sessions: HashMap::new(),
+            remote_sessions: FxHashMap::default(),
             outgoing: (0..workers).map(|_| Vec::new()).collect(),
             ready_logins: VecDeque::new(),
             ended_logins: Vec::new(),
