@@ -114,6 +114,7 @@ mod tests {
         assert_eq!(feedback.due(), None, "one message at a time");
         feedback.sent_or_lost();
         assert_eq!(feedback.take_due(start + PAUSE), Some(vec![(Lba(3), StoreSequence(9))]));
+        feedback.sent_or_lost();
         feedback.note(start, Lba(5), StoreSequence(8));
         feedback.note(start, Lba(5), StoreSequence(12));
         let due = feedback.due().unwrap();
