@@ -237,6 +237,12 @@ impl TargetHandle {
         self.services.metrics.counters.sessions()
     }
 
+    /// Whether every worker still answers, within `patience`: for a watchdog. A worker that has ended counts as if it did, for the others
+    /// have taken over its volumes.
+    pub fn workers_answer(&self, patience: Duration) -> bool {
+        admin::workers_answer(&self.services, patience)
+    }
+
     /// Reads the configuration again and puts it in force, as a whole or not at all.
     ///
     /// # Errors

@@ -19,9 +19,10 @@ use strongroom_target::config::{Limits, RuntimeKind};
 use strongroom_target::{BusyPoll, Catalogue, Config, ConfigReader, ProviderError, Target, TargetOptions, Volume};
 
 use crate::root_args::DEFAULT_CONFIG;
+use crate::sd_notify::{self, Watchdog};
 use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
-use crate::{keys, memory, process, sd_notify, stats_file, wrapping};
+use crate::{keys, memory, process, stats_file, wrapping};
 
 use rules::RuleArgs;
 
@@ -178,9 +179,11 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         );
     }
     sd_notify::notify("READY=1");
+    let mut watchdog = Watchdog::from_environment();
     let signal = loop {
         write_stats(args.stats_file.as_deref(), &handle);
-        match signals.wait(args.stats_every.max(Duration::from_millis(10))) {
+        watchdog.notify(|patience| handle.workers_answer(patience));
+        match signals.wait(watchdog.limit(args.stats_every.max(Duration::from_millis(10)))) {
             Some(signal) if signal.is_hangup() => reload(&handle),
             Some(signal) => break signal,
             None => {}
