@@ -485,7 +485,11 @@ impl Link {
                 self.take_frame()?;
                 Ok(taken)
             }
-            LinkState::Ecl(_) => self.take_message_bytes(bytes),
+            LinkState::Ecl(ecl) => {
+                let taken = ecl.channel_mut().handle_input(bytes)?;
+                self.take_message()?;
+                Ok(taken)
+            }
             LinkState::Transfer(_) => unreachable!("what comes is held"),
             LinkState::Ended => Ok(bytes.len()),
         }

@@ -246,7 +246,10 @@ impl Worker {
                     self.connections.forget_stream(stream);
                 }
                 Event::Accepted { listener, stream, peer } => self.accept_stream(listener, stream, peer),
-                Event::DatagramsReady { socket } => self.receive_datagrams(socket),
+                Event::DatagramsReady { socket } => {
+                    let (datagrams, sessions) = (&mut self.network.datagrams, &mut self.routing.sessions);
+                    datagrams.receive(self.now, socket, sessions, &self.services.metrics.counters);
+                }
                 Event::Connected { .. } | Event::Woken => {}
             }
             taken += 1;

@@ -40,6 +40,8 @@ use reconnection::Reconnection;
 const STREAMS_MAX: usize = 64;
 /// How long a detach may take to say goodbye.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the answer to a logout is waited for at the end, where the goodbye needs it.
+const LOGOUT_ANSWER_MAX: Duration = Duration::from_millis(500);
 
 /// What the first connection gave.
 #[derive(Debug)]
@@ -179,13 +181,24 @@ impl<T: SessionTransport> Driver<T> {
     fn leave(&mut self) {
         if let SessionState::Active(nexus) = &mut self.state {
             nexus.log_out(Instant::now());
-            for at in 0..nexus.wires().len() {
-                let mut last = nexus.transmit(at, None);
-                let _ = self.runtime.send(nexus.wires()[at].stream, &mut last);
-            }
         }
-        self.transmit_datagrams(Instant::now());
-        self.await_logout();
+        self.transmit(Instant::now());
+        // The end of its connection could overtake a logout that goes by datagrams, and look like a loss.
+        let until = Instant::now() + LOGOUT_ANSWER_MAX;
+        while self.datagrams.is_some() && Instant::now() < until {
+            let next = self.next_timeout().map_or(until, |at| at.min(until));
+            let pause = next.saturating_duration_since(Instant::now());
+            if self.runtime.poll(Some(pause)).is_err() {
+                break;
+            }
+            self.receive();
+            let now = Instant::now();
+            if let SessionState::Active(nexus) = &mut self.state {
+                nexus.handle_timeout(now);
+            }
+            self.process(now);
+            self.transmit(now);
+        }
         if let SessionState::Active(nexus) = &mut self.state {
             hang_up(&mut self.runtime, nexus, self.datagrams.take());
         }
@@ -208,13 +221,17 @@ impl<T: SessionTransport> Driver<T> {
         }
         self.handle_timeouts(now);
         self.process(now);
-        self.open_datagrams(now);
+        if let (None, SessionState::Active(nexus)) = (&self.datagrams, &self.state) {
+            match DatagramSocket::open(&mut self.runtime, nexus) {
+                Ok(opened) => self.datagrams = opened,
+                Err(error) => self.lose(now, error),
+            }
+        }
         self.check_lease(now);
         self.call_further(now);
         self.adapt(now);
         self.seal();
         self.transmit(now);
-        self.transmit_datagrams(now);
         self.publish();
         if self.is_over(now) {
             return false;
@@ -414,7 +431,11 @@ impl<T: SessionTransport> Driver<T> {
                     }
                 }
                 Event::PeerFinished { stream } => nexus.handle_eof(stream),
-                Event::DatagramsReady { .. } => self.receive_datagrams(now),
+                Event::DatagramsReady { .. } => {
+                    if let Some(datagrams) = &mut self.datagrams {
+                        datagrams.receive(now, nexus);
+                    }
+                }
                 Event::SendLow { stream } => {
                     if let Some(at) = nexus.wire_of(stream) {
                         nexus.wire(at).is_blocked = false;
@@ -495,6 +516,7 @@ impl<T: SessionTransport> Driver<T> {
     }
 
     fn transmit(&mut self, now: Instant) {
+        self.has_more = false;
         let SessionState::Active(nexus) = &mut self.state else { return };
         for at in 0..nexus.wires().len() {
             while nexus.wires()[at].is_connected && !nexus.wires()[at].is_blocked {
@@ -509,6 +531,9 @@ impl<T: SessionTransport> Driver<T> {
                     engine.in_flight.transmitted(now, bytes);
                 }
             }
+        }
+        if let Some(datagrams) = &mut self.datagrams {
+            self.has_more = datagrams.transmit(now, nexus, self.attachment.engine.as_mut());
         }
     }
 

@@ -93,14 +93,6 @@ impl Link {
         }
     }
 
-    /// Takes some bytes of a login's channel.
-    pub(super) fn take_message_bytes(&mut self, bytes: &[u8]) -> Result<usize, LinkEnd> {
-        let LinkState::Ecl(ecl) = &mut self.state else { return Ok(bytes.len()) };
-        let taken = ecl.channel.handle_input(bytes)?;
-        self.take_message()?;
-        Ok(taken)
-    }
-
     /// What the channel has ready: a message, or the peer's goodbye.
     pub(super) fn take_message(&mut self) -> Result<(), LinkEnd> {
         let LinkState::Ecl(ecl) = &mut self.state else { return Ok(()) };

@@ -10,8 +10,8 @@ use rustc_hash::FxHashMap;
 use strongroom_ecl::Datagram;
 use strongroom_net::{DatagramId, NetError, PacketSplit, Runtime, UdpPacket, UdpSocket};
 
-use super::Worker;
 use super::session::Session;
+use super::sessions::Sessions;
 use crate::stats::Counters;
 use crate::unit::SessionKey;
 
@@ -83,32 +83,29 @@ impl Datagrams {
     pub(super) fn stop(&mut self, runtime: &mut Runtime) {
         self.sockets.iter().for_each(|socket| runtime.ignore_datagrams(socket.id));
     }
-}
 
-impl Worker {
     /// Packets wait in a socket.
-    pub(super) fn receive_datagrams(&mut self, id: DatagramId) {
-        let Datagrams { sockets, associations, arrived, .. } = &mut self.network.datagrams;
-        let Some(PortalSocket { socket, .. }) = sockets.iter_mut().find(|socket| socket.id == id) else { return };
+    pub(super) fn receive(&mut self, now: Instant, id: DatagramId, sessions: &mut Sessions, counters: &Counters) {
+        let Some(PortalSocket { socket, .. }) = self.sockets.iter_mut().find(|socket| socket.id == id) else { return };
         for _ in 0..RECEIVES_IN_A_ROW {
-            if !socket.receive(arrived) {
+            if !socket.receive(&mut self.arrived) {
                 break;
             }
-            for packet in arrived.drain(..) {
-                let key = Datagram::connection_id(&packet.head).and_then(|id| associations.get(&id));
-                let session = key.and_then(|key| self.routing.sessions.get_mut_ready(*key));
+            for packet in self.arrived.drain(..) {
+                let key = Datagram::connection_id(&packet.head).and_then(|id| self.associations.get(&id));
+                let session = key.and_then(|key| sessions.get_mut_ready(*key));
                 match session.and_then(|session| session.machine.ecl_mut()) {
-                    Some(association) => association.handle_packet(self.now, packet),
-                    None => Counters::count(&self.services.metrics.counters.datagrams_dropped),
+                    Some(association) => association.handle_packet(now, packet),
+                    None => Counters::count(&counters.datagrams_dropped),
                 }
             }
         }
     }
 
-    /// Sends what an association has. True: there is more.
-    pub(super) fn transmit_datagrams(&mut self, now: Instant, session: &mut Session) -> bool {
+    /// Sends what a session has, if it is an association. True: there is more.
+    pub(super) fn transmit(&mut self, now: Instant, session: &mut Session) -> bool {
         let Some(association) = session.machine.ecl_mut() else { return false };
-        let socket = &mut self.network.datagrams.sockets[association.socket()].socket;
+        let socket = &mut self.sockets[association.socket()].socket;
         association.transmit(now, socket)
     }
 }

@@ -167,7 +167,7 @@ impl Worker {
             let machine = session.machine.iscsi_mut().map(|machine| (machine, *id));
             connection.transmit(&mut self.network.runtime, machine);
         }
-        if self.transmit_datagrams(self.now, &mut session) {
+        if self.network.datagrams.transmit(self.now, &mut session) {
             self.routing.sessions.mark_checked_out(&mut session);
         }
         // After that: what was sent makes room, and nothing else would drive the session again. A connection stops reading from a peer
@@ -211,7 +211,7 @@ impl Worker {
         if let Some(association) = session.machine.ecl() {
             self.network.datagrams.end(association.connection_id());
             // Its goodbye.
-            self.transmit_datagrams(self.now, &mut session);
+            self.network.datagrams.transmit(self.now, &mut session);
         }
         for (id, key) in std::mem::take(&mut session.connections) {
             if let Some(connection) = self.connections.check_out(key) {
