@@ -25,8 +25,8 @@ pub use client::{AdminError, Client};
 pub(crate) use drain::Drain;
 pub use error::{ReloadError, RequestError};
 pub use report::{
-    ConnectionReport, ScheduleReport, SessionReport, SpaceReport, StatusReport, StoreReport, VerificationReport,
-    VolumeReport, WaitingReport,
+    ConnectionReport, EclReport, ScheduleReport, SessionReport, SpaceReport, StatusReport, StoreReport,
+    VerificationReport, VolumeReport, WaitingReport,
 };
 pub(crate) use socket::AdminSocket;
 

@@ -29,8 +29,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("net", &["block", "channel", "handshake", "iscsi"]),
     ("keyfiles", &["block", "seal"]),
     ("keyserver", &["block", "channel", "cipher", "handshake", "seal"]),
-    ("initiator", &["block", "channel", "handshake", "iscsi", "keyserver", "net", "scsi", "seal"]),
-    ("target", &["block", "channel", "handshake", "iscsi", "net", "scsi", "store"]),
+    ("initiator", &["block", "channel", "ecl", "handshake", "iscsi", "keyserver", "net", "scsi", "seal"]),
+    ("target", &["block", "channel", "ecl", "handshake", "iscsi", "net", "scsi", "store"]),
     // The whole system in one process, and from one seed.
     ("testing", &["block", "channel", "handshake", "initiator", "iscsi", "net", "scsi", "seal", "store", "target"]),
     // The binary joins the rooms.

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use strongroom_iscsi::target as iscsi;
 use strongroom_scsi::NexusId;
 
+use super::session_machine::SessionMachine;
 use crate::names::VolumeName;
 use crate::store_queue::StoreQueue;
 
@@ -30,7 +30,7 @@ impl UnitAddress {
     }
 
     /// Most sealed blocks that a PDU of a session takes.
-    pub(super) fn sealed_blocks_max(&self, machine: &iscsi::Session) -> usize {
+    pub(super) fn sealed_blocks_max(&self, machine: &SessionMachine) -> usize {
         self.sealed.map_or(0, |(block_bytes, entry_bytes)| machine.sealed_blocks_max(block_bytes, entry_bytes))
     }
 }

@@ -232,7 +232,8 @@ impl Logins {
     ) {
         let found = context.routing.sessions.find_mut(|session| {
             let names = (&session.peer.nexus, session.volume());
-            session.machine.tsih() == tsih && names == (&grant.nexus, grant.volume.as_ref())
+            session.machine.iscsi().is_some_and(|machine| machine.tsih() == tsih)
+                && names == (&grant.nexus, grant.volume.as_ref())
         });
         let Some(session) = found else {
             let reason = "there is no such session to join; the initiator must log in again";
@@ -244,7 +245,8 @@ impl Logins {
                           address, or other rights; only who logged in first may add connections";
             return self.policy.reject_waiting(connection, LoginStatus::AUTHORIZATION_FAILED, reason);
         }
-        let (key, verdict) = (session.key, session.machine.may_add(context.now, cid));
+        let (key, machine) = (session.key, session.machine.iscsi_mut());
+        let verdict = machine.map_or(MayAdd::Over, |machine| machine.may_add(context.now, cid));
         // A connection with this CID may have been closed by that.
         let Some(session) = context.routing.sessions.get_mut_ready(key) else { return };
         match verdict {
@@ -252,8 +254,9 @@ impl Logins {
                 if !self.slots.settle_login(connection, self.policy.limits()) {
                     return self.policy.reject_waiting(connection, LoginStatus::SERVICE_UNAVAILABLE, NO_SLOT);
                 }
-                if let (Some(login), Some(session)) = (&mut connection.login, context.routing.sessions.get(key)) {
-                    login.accept_into(&session.machine);
+                let session = context.routing.sessions.get(key).and_then(|session| session.machine.iscsi());
+                if let (Some(login), Some(session)) = (&mut connection.login, session) {
+                    login.accept_into(session);
                 }
                 connection.stage = LoginStage::Admitted { key, joins: true, grant };
             }

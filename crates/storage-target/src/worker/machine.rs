@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashSet;
 use strongroom_channel::Scheme;
 use strongroom_handshake::PublicKey;
-use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login};
 use strongroom_scsi::NexusId;
 use strongroom_scsi::transport::target::{Command, ManagementFunction, ManagementId, Response, TaskId, TaskManagement};
@@ -20,8 +19,9 @@ use super::connection::ConnectionKey;
 use super::cross_worker::CrossWorkerMessage;
 use super::grant::LoginGrant;
 use super::open_unit::{OpenStoreLock, OpenUnit};
-use super::routing::{CommandBounds, NexusState, Routing, SessionEvent};
+use super::routing::{CommandBounds, NexusState, Routing};
 use super::session::Session;
+use super::session_machine::{SessionEnd, SessionEvent};
 use super::units::{UnitEntry, UnitOutput};
 use crate::access::Identity;
 use crate::budget::{MemoryBudget, MemoryClass, SESSION_BYTES};
@@ -300,7 +300,7 @@ impl RoutedWorker {
 
     /// A session, which will be driven.
     pub fn session(&mut self, session: u64) -> Option<&mut iscsi::Session> {
-        self.routing.sessions.get_mut_ready(SessionKey(session)).map(|session| &mut session.machine)
+        self.routing.sessions.get_mut_ready(SessionKey(session))?.machine.iscsi_mut()
     }
 
     /// Drives the next session that has something to do. `transmit` sends what it has for a connection.
@@ -327,7 +327,9 @@ impl RoutedWorker {
                 }
             }
         }
-        transmit(connection, &mut session.machine, id);
+        if let Some(machine) = session.machine.iscsi_mut() {
+            transmit(connection, machine, id);
+        }
         let Some(reason) = closed else {
             self.routing.advance(now, &mut session);
             self.routing.sessions.check_in(session);
@@ -335,7 +337,7 @@ impl RoutedWorker {
         };
         session.count(&self.counters);
         let address = session.unit.as_ref().expect("none is for discovery");
-        if matches!(reason, CloseReason::LoggedOut) {
+        if matches!(reason, SessionEnd::LoggedOut) {
             self.routing.logged_out(address, session.key);
         }
         self.routing.leave_unit(now, address, session.key);

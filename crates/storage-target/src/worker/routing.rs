@@ -11,12 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
-use strongroom_iscsi::CloseReason;
-use strongroom_iscsi::target::{
-    Command, ConnectionId, Event, ManagementFunction, Response, SendTargets, TaskId, TaskManagement,
-    TaskManagementResult,
-};
-use strongroom_scsi::transport::target::Session as _;
+use strongroom_iscsi::target::{Command, ManagementFunction, Response, TaskId, TaskManagement, TaskManagementResult};
 use strongroom_scsi::{NexusId, Sense};
 
 use super::connection::ConnectionKey;
@@ -25,6 +20,7 @@ use super::grant::UnitAddress;
 use super::open_unit::PendingManagement;
 use super::session::Session;
 use super::session_commands::CommandCost;
+use super::session_machine::{MachineEvent, SessionEvent};
 use super::sessions::Sessions;
 use super::units::{UnitOutput, UnitRequest, Units};
 use crate::access::Identity;
@@ -93,13 +89,6 @@ pub(super) enum NexusState {
     Ending,
     /// Another node has a session by the same names.
     Foreign,
-}
-
-/// An event of a session that concerns its connections, not its unit.
-pub(super) enum SessionEvent {
-    SendTargets(ConnectionId, SendTargets),
-    ConnectionClosed(ConnectionId, CloseReason),
-    Closed(CloseReason),
 }
 
 impl Routing {
@@ -210,13 +199,9 @@ impl Routing {
     pub(super) fn next_event(&mut self, now: Instant, session: &mut Session) -> Option<SessionEvent> {
         loop {
             match session.machine.poll_event()? {
-                Event::Command(command) => self.command(now, session, command),
-                Event::TaskManagement(request) => self.task_management(now, session, request),
-                Event::SendTargets(id, question) => return Some(SessionEvent::SendTargets(id, question)),
-                Event::ConnectionClosed { connection, reason } => {
-                    return Some(SessionEvent::ConnectionClosed(connection, reason));
-                }
-                Event::Closed(reason) => return Some(SessionEvent::Closed(reason)),
+                MachineEvent::Command(command) => self.command(now, session, command),
+                MachineEvent::TaskManagement(request) => self.task_management(now, session, request),
+                MachineEvent::Session(event) => return Some(event),
             }
         }
     }

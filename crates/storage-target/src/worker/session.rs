@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strongroom_channel::Scheme;
-use strongroom_iscsi::target::{self as iscsi, ConnectionId, Response, TaskId};
+use strongroom_iscsi::target::{ConnectionId, Response, Statistics, TaskId};
 use strongroom_scsi::NexusId;
-use strongroom_scsi::transport::target::Session as _;
 
 use super::connection::ConnectionKey;
 use super::grant::{LoginGrant, UnitAddress};
 use super::session_commands::SessionCommands;
+use super::session_machine::SessionMachine;
 use crate::access::Identity;
 use crate::budget::Charge;
 use crate::connection_slots::ConnectionSlot;
@@ -22,7 +22,7 @@ use crate::unit::SessionKey;
 
 pub(super) struct Session {
     pub(super) key: SessionKey,
-    pub(super) machine: iscsi::Session,
+    pub(super) machine: SessionMachine,
     pub(super) peer: SessionPeer,
     /// `None` for discovery.
     pub(super) unit: Option<UnitAddress>,
@@ -40,7 +40,7 @@ pub(super) struct Session {
     /// The deadline for which its timer is set.
     pub(super) armed: Option<Instant>,
     pub(super) commands: SessionCommands,
-    counted: iscsi::Statistics,
+    counted: Statistics,
     /// What it takes without any command.
     _memory: Charge,
 }
@@ -75,7 +75,7 @@ impl Session {
     /// `memory`: the charge for the session itself. `command_memory`: the charge for its commands.
     pub(super) fn new(
         key: SessionKey,
-        machine: iscsi::Session,
+        machine: impl Into<SessionMachine>,
         grant: LoginGrant,
         (identity, address, scheme): (Identity, IpAddr, Option<Scheme>),
         now: Instant,
@@ -85,7 +85,7 @@ impl Session {
         let share = unit.as_ref().map(|unit| Share::of(Arc::clone(&unit.queue))).unwrap_or_default();
         Session {
             key,
-            machine,
+            machine: machine.into(),
             peer: SessionPeer { nexus, initiator_name, identity, address, scheme },
             unit,
             read_only,
@@ -97,7 +97,7 @@ impl Session {
             is_ready: false,
             armed: None,
             commands: SessionCommands::new(share, command_memory),
-            counted: iscsi::Statistics::default(),
+            counted: Statistics::default(),
             _memory: memory,
         }
     }
@@ -118,7 +118,8 @@ impl Session {
 
     /// Whether its peer may send more.
     pub(super) fn accepts_input(&self, connection: ConnectionId) -> bool {
-        self.machine.accepts_input(connection) && self.commands.accepts()
+        // An association is held back by its credits alone.
+        self.machine.accepts_input(connection) && (self.commands.accepts() || self.machine.ecl().is_some())
     }
 
     /// The next deadline of the session itself.
@@ -138,7 +139,7 @@ impl Session {
     /// rest at once.
     pub(super) fn abort_tasks(&mut self, closes: bool) {
         let waiting = self.commands.take_waiting();
-        self.machine.abort_tasks(None);
+        self.machine.abort_tasks();
         for command in waiting {
             self.machine.complete(command.task, Response::task_aborted());
         }

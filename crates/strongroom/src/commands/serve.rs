@@ -86,6 +86,9 @@ struct WorkerArgs {
     /// What lies beneath them.
     #[arg(long)]
     runtime: Option<RuntimeArg>,
+    /// Do not serve over ECL, and leave the UDP ports alone.
+    #[arg(long)]
+    no_ecl: bool,
     /// Have them look for work for a short while before they sleep: `off`, `auto` (while the expected wait is below 200 microseconds), or
     /// the longest expected wait in microseconds. Saves the wake-up of each I/O where few are in flight; costs a processor meanwhile.
     #[arg(long, value_name = "WAIT", env = "STRONGROOM_BUSY_POLL")]
@@ -285,6 +288,7 @@ impl WorkerArgs {
     fn apply(&self, config: &mut Config) {
         config.workers = self.workers.or(config.workers);
         config.pin_workers |= self.pin_workers;
+        config.ecl &= !self.no_ecl;
         let runtime = self.runtime.map(|runtime| match runtime {
             RuntimeArg::Auto => RuntimeKind::Auto,
             RuntimeArg::Epoll => RuntimeKind::Epoll,

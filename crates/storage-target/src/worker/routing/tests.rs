@@ -137,7 +137,7 @@ impl Workers {
 
     fn deliver(&mut self, initiator: &Initiator, pdu: Pdu) {
         let session = self.routing[initiator.worker].sessions.get_mut_ready(initiator.key).expect("it is logged in");
-        session.machine.handle_pdu(self.now, initiator.connection, pdu);
+        session.machine.iscsi_mut().unwrap().handle_pdu(self.now, initiator.connection, pdu);
     }
 
     /// What the event loop of a worker does with its sessions, without connections. Sessions that are over leave their unit.
@@ -199,7 +199,7 @@ impl Workers {
 
     fn take_answers(&mut self, initiator: &mut Initiator) {
         let Some(session) = self.routing[initiator.worker].sessions.get_mut(initiator.key) else { return };
-        while let Some(pdu) = session.machine.poll_transmit(initiator.connection) {
+        while let Some(pdu) = session.machine.iscsi_mut().unwrap().poll_transmit(initiator.connection) {
             match Answer::decode(&pdu.bhs).expect("a target's PDU") {
                 Answer::ScsiResponse(response) => {
                     initiator.answered.push((response.initiator_task_tag, response.status));
