@@ -57,7 +57,7 @@ use strongroom_block::{Geometry, Opener, Token};
 use strongroom_scsi::transport::target as transport;
 use strongroom_scsi::transport::target::TaskId;
 use strongroom_scsi::{NexusId, UnitAttention};
-use strongroom_store::{Completion, Op, OpError, Outcome, SnapshotId, View};
+use strongroom_store::{Completion, Op, OpError, Outcome, SnapshotId, View, steps_taken};
 
 use self::access_control::AccessControl;
 use self::device_server::DeviceServer;
@@ -91,6 +91,9 @@ pub(crate) use self::receive_step::{PossibleWriter, StepError};
 pub(crate) use self::task::{Finished, SessionKey};
 pub(crate) use self::users::Users;
 
+/// A call of a unit polls the store again, for what follows from completions, until the store has done this many steps. A poll of the store
+/// has a limit of its own, which so many calls after the other would multiply.
+const STEPS_PER_CALL: u64 = 2048;
 /// Pause of a verification that is not wanted.
 const NO_VERIFICATION_PAUSE: Duration = Duration::from_secs(5);
 
@@ -106,6 +109,8 @@ pub(crate) struct Unit {
     space: SpaceWatch,
     /// An empty vector whose memory is reused.
     completions: Vec<Completion>,
+    /// It is to be polled again although nothing has happened: the last call of [`Unit::poll`] took its time.
+    pub(crate) goes_on: bool,
 }
 
 impl Unit {
@@ -135,6 +140,7 @@ impl Unit {
             verifier: None,
             space: SpaceWatch::default(),
             completions: Vec::new(),
+            goes_on: false,
         }
     }
 
@@ -252,9 +258,16 @@ impl Unit {
         self.server.submit(key, command, sealed_blocks_max, self.receiver.image.pin())
     }
 
-    /// Advances everything; appends the commands that have ended.
+    /// Advances everything; appends the commands that have ended. [`Unit::goes_on`] says whether that was all.
     pub(crate) fn poll(&mut self, finished: &mut Vec<Finished>) {
-        while self.poll_operations(finished) > 0 {}
+        let before = steps_taken();
+        self.goes_on = false;
+        while self.poll_operations(finished) > 0 {
+            if steps_taken() - before >= STEPS_PER_CALL {
+                self.goes_on = true;
+                break;
+            }
+        }
         self.server.poll_access(self.receiver.image.is_pinned(), finished);
         self.poll_receiver();
         let medium = &self.server.medium;

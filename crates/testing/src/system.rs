@@ -27,6 +27,7 @@ mod keys;
 mod layout;
 mod leases;
 mod lifecycle;
+mod liveness;
 mod network;
 mod profile;
 mod seen;

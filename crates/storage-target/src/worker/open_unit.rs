@@ -25,7 +25,7 @@ pub(super) struct OpenUnit {
     ready: Arc<AtomicBool>,
     /// While the store is open; `None` for a clone or snapshot, whose store another unit opened.
     store_lock: Option<OpenStoreLock>,
-    /// Something was submitted since it was last polled.
+    /// Something was submitted since it was last polled, or the last poll left something.
     pub(super) is_submitted: bool,
     /// The pass in which it was last polled.
     polled_in: u64,
@@ -177,8 +177,9 @@ impl OpenUnit {
     }
 
     pub(super) fn poll(&mut self, _permit: PollPermit, pass: u64, finished: &mut Vec<Finished>) {
-        (self.polled_in, self.is_submitted) = (pass, false);
+        self.polled_in = pass;
         self.unit.poll(finished);
+        self.is_submitted = self.unit.goes_on;
     }
 
     /// Task management functions that wait for none of their tasks any more, now that these have ended.

@@ -163,9 +163,10 @@ impl Units {
         self.table.values().filter_map(UnitEntry::open).any(|open| open.unit.store().has_mail())
     }
 
-    /// Polls every unit that has something to do, until `is_over`. Whether all had their turn.
+    /// Polls every unit that has something to do, until `is_over`. Whether all had their turn, and none has left something: otherwise they
+    /// are to be polled again soon, although nothing wakes the worker.
     pub(super) fn poll(&mut self, is_over: impl Fn() -> bool, output: &mut UnitOutput) -> bool {
-        let (mut is_first, mut is_whole) = (true, true);
+        let (mut is_first, mut is_whole, mut goes_on) = (true, true, false);
         let pass = self.pass.number;
         for (name, entry) in &mut self.table {
             let Some(open) = entry.open_mut() else { continue };
@@ -178,6 +179,7 @@ impl Units {
             is_first = false;
             let before = output.finished.len();
             open.poll(permit, pass, &mut output.finished);
+            goes_on |= open.unit.goes_on;
             if open.unit.take_place() {
                 output.requests.push(UnitRequest::Succession { volume: name.clone() });
             }
@@ -189,7 +191,7 @@ impl Units {
             // Logins that still have to wait are added again.
             output.logins.append(&mut open.replacing);
         }
-        self.pass.end(is_whole)
+        self.pass.end(is_whole) && !goes_on
     }
 
     /// Starts what is due at idle units; returns those to close, which nobody has used for `idle_close`. `is_awaited`: a login that waited

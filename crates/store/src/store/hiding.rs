@@ -15,9 +15,12 @@ use crate::catalogue::NodeId;
 use crate::holes::Hole;
 use crate::map::{BlockMap, Table};
 use crate::segments::Segments;
+use crate::steps;
 
 /// The cost of a slice besides its blocks, counted in blocks: it looks at chunks of the index that have none.
 const SLICE_COST: u64 = 256;
+/// Blocks that one slice hides, at most: what it costs beside them, to keep and to evict versions, is known when it is done.
+const BLOCKS_PER_SLICE: u64 = 1024;
 /// Chunks of the index that one slice looks at, at most.
 const CHUNKS_PER_SLICE: u32 = 1024;
 /// Fragments of other holes that one slice replaces, at most.
@@ -105,8 +108,11 @@ impl Hiding {
     ) -> bool {
         let mut progress = false;
         while self.left_in_poll > 0 && self.is_busy() {
+            let (left, before) = (self.left_in_poll, steps::steps_taken());
             self.hide_slice(map, segments, volume);
             retention.evict(map, segments, volume);
+            // Versions that are kept and evicted cost more than the blocks that are looked at.
+            self.left_in_poll = self.left_in_poll.min(left.saturating_sub(steps::steps_taken() - before));
             progress = true;
         }
         progress
@@ -117,7 +123,8 @@ impl Hiding {
         let &mut CoveredRange { node, branch, at, end, sequence, inserts } = covered;
         let is_sealed = volume.is_sealed();
         let Table { index, holes } = map.table_mut(node);
-        let mut until = index.end_of_slice(at, end, self.left_in_poll, CHUNKS_PER_SLICE);
+        let most = self.left_in_poll.min(BLOCKS_PER_SLICE);
+        let mut until = index.end_of_slice(at, end, most, CHUNKS_PER_SLICE);
         let (mut hidden, mut seen) = (Vec::new(), 0);
         if inserts {
             until = holes.end_of_slice(at, until, FRAGMENTS_PER_SLICE);

@@ -61,7 +61,8 @@ fn main() {
 
 /// Runs some seeds of the whole system under one profile.
 fn simulate_profile(first: u64, count: u64, profile: &str) {
-    let profile = system::Profile::ALL.into_iter().find(|one| format!("{one:?}") == profile).expect("a profile's name");
+    let mut profiles = system::Profile::ALL.into_iter().chain([system::Profile::Large]);
+    let profile = profiles.find(|one| format!("{one:?}") == profile).expect("a profile's name");
     let seen = Mutex::new(system::Seen::default());
     let seeds: Vec<u64> = (first..first + count).collect();
     let failed = failing(&seeds, |seed| {

@@ -203,6 +203,16 @@ impl Client {
         self.pending.is_empty()
     }
 
+    /// When it submitted the oldest request that is not answered.
+    pub(super) fn oldest_request(&self) -> Option<Time> {
+        self.pending.values().map(|pending| pending.sent_at).min()
+    }
+
+    /// Whether it has the volume's keys, as far as it may lose them.
+    pub(super) fn has_keys(&self) -> bool {
+        self.lease.as_ref().is_none_or(Lease::has_keys)
+    }
+
     /// When it makes its next request, if it may.
     pub(super) fn next_request(&self) -> Option<Time> {
         let may = self.machine.is_attached() && self.workload.requests_left > 0 && self.pending.len() < DEPTH_MAX;

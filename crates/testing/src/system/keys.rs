@@ -94,6 +94,11 @@ impl Lease {
         }
     }
 
+    /// Whether the keys may be used.
+    pub(super) fn has_keys(&self) -> bool {
+        self.has_keys
+    }
+
     /// The server cannot be reached until then.
     pub(super) fn goes_away(&mut self, until: Time) {
         self.away_until = until;

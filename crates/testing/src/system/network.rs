@@ -51,6 +51,8 @@ struct Connection {
     to_target: Way,
     /// When the next piece is damaged, towards which end.
     damage: Option<End>,
+    /// Something was damaged on the way.
+    was_damaged: bool,
 }
 
 impl Connection {
@@ -80,8 +82,8 @@ impl Network {
     pub(super) fn connect(&mut self) -> u64 {
         let id = self.next;
         self.next += 1;
-        let connection = Connection { to_initiator: Way::default(), to_target: Way::default(), damage: None };
-        self.connections.insert(id, connection);
+        let (to_initiator, to_target) = (Way::default(), Way::default());
+        self.connections.insert(id, Connection { to_initiator, to_target, damage: None, was_damaged: false });
         id
     }
 
@@ -98,7 +100,7 @@ impl Network {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let to = from.other();
         if connection.damage == Some(to) && !bytes.is_empty() {
-            connection.damage = None;
+            (connection.damage, connection.was_damaged) = (None, true);
             let at = self.random.below(bytes.len() as u64) as usize;
             bytes[at] ^= 1 << self.random.below(8);
         }
@@ -168,6 +170,14 @@ impl Network {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.damage = Some(to);
         }
+    }
+
+    /// Whether everything that is sent over a connection arrives as it was sent, both ways.
+    pub(super) fn is_sound(&self, id: u64) -> bool {
+        self.connections.get(&id).is_some_and(|connection| {
+            let ways = [&connection.to_initiator, &connection.to_target];
+            !connection.was_damaged && ways.iter().all(|way| !way.is_silent && !way.is_closed)
+        })
     }
 
     /// Connections that neither end has left.

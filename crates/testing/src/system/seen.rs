@@ -10,8 +10,9 @@ macro_rules! seen {
             /// Adds those of another run.
             pub fn merge(&mut self, other: Seen) {
                 let steps_of_a_call_max = self.steps_of_a_call_max.max(other.steps_of_a_call_max);
+                let longest_wait_us = self.longest_wait_us.max(other.longest_wait_us);
                 $(self.$name += other.$name;)*
-                self.steps_of_a_call_max = steps_of_a_call_max;
+                (self.steps_of_a_call_max, self.longest_wait_us) = (steps_of_a_call_max, longest_wait_us);
             }
 
             /// What never happened.
@@ -91,6 +92,8 @@ seen! {
     replayed,
     /// The most steps of one call of a unit.
     steps_of_a_call_max,
+    /// The longest that a request was not answered although nothing stood in its way, in microseconds.
+    longest_wait_us,
     /// Registers whose histories were checked: blocks, or halves of them.
     registers,
     /// Registers whose histories had too many explanations to follow.

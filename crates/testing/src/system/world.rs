@@ -17,6 +17,7 @@ use super::initiators::Initiators;
 use super::keys::KeyServer;
 use super::layout;
 use super::leases::LeaseUse;
+use super::liveness::AnswerWatch;
 use super::lifecycle::{Lifecycle, Transition};
 use super::network::{Arrival, End, Network};
 use super::profile::{Planted, Profile};
@@ -53,6 +54,7 @@ pub(super) struct World {
     seen: Seen,
     fencing: Fencing,
     contents: Contents,
+    answers: AnswerWatch,
 }
 
 /// How the initiators of a run use writer leases: one in four histories of a profile that is not about them claims none.
@@ -135,6 +137,7 @@ impl World {
             seen: Seen::default(),
             fencing: Fencing::new(),
             contents: Contents::default(),
+            answers: AnswerWatch::default(),
         };
         world.begin(troubles);
         world
@@ -241,6 +244,7 @@ impl World {
         self.seen.histories += 1;
         self.seen.registers += self.history.registers_of(self.initiators.setup().blocks).start;
         self.seen.steps_of_a_call_max = self.target.steps_max();
+        self.seen.longest_wait_us = self.answers.longest / MICRO;
         self.seen.snapshots_checked += self.contents.snapshots_checked;
         self.seen.fences += self.fencing.fences;
         self.seen.failed_reads += self.history.failed_reads.len() as u64;
@@ -334,8 +338,18 @@ impl World {
             }
         }
         self.contents.take_snapshots(&mut self.target.volume.store, &mut self.history);
+        self.watch_answers();
         let is_working = self.target.is_working();
         self.tick_at = is_working.then(|| now + 5 * MICRO + self.random.below(200 * MICRO));
+    }
+
+    /// Requests are answered unless a connection, the target, its store or keys are missing.
+    fn watch_answers(&mut self) {
+        let is_up = self.lifecycle.is_serving() && self.target.volume.store.is_open();
+        for client in &self.initiators.clients {
+            let connection = client.connection.id.filter(|id| is_up && client.has_keys() && self.network.is_sound(*id));
+            self.answers.look(self.clock.now(), client.number, connection, client.oldest_request());
+        }
     }
 
     fn arrive(&mut self, now: Instant, id: u64, end: End, arrival: Arrival) {
