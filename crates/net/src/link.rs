@@ -33,8 +33,6 @@ use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::{Digests, Pdu, PlainFramer};
 use zeroize::Zeroize as _;
 
-use self::ecl::{Agreement, EclChannel};
-
 pub use self::ecl::{ECL_MESSAGE_BYTES_MAX, EclLogins};
 pub use self::end::LinkEnd;
 #[doc(hidden)]
@@ -148,14 +146,14 @@ enum LinkState {
     /// The same for a transfer, until [`Link::into_transfer`].
     Transfer(Box<Channel>),
     /// The same for the login of an ECL association, which has messages instead of PDUs.
-    Ecl(Box<EclChannel>),
+    Ecl(Box<ecl::EclChannel>),
     Ended,
 }
 
 struct Confirming {
     handshake: Handshake,
     channel: Box<Channel>,
-    agreement: Agreement,
+    agreement: ecl::Agreement,
     frame_begun: bool,
 }
 
@@ -472,7 +470,6 @@ impl Link {
                     };
                     self.begin_channel(confirming.channel, confirming.agreement);
                     self.take_frame()?;
-                    self.take_message()?;
                 }
                 Ok(taken)
             }
@@ -487,8 +484,7 @@ impl Link {
             }
             LinkState::Ecl(ecl) => {
                 let taken = ecl.channel_mut().handle_input(bytes)?;
-                self.take_message()?;
-                Ok(taken)
+                self.take_message().map(|()| taken)
             }
             LinkState::Transfer(_) => unreachable!("what comes is held"),
             LinkState::Ended => Ok(bytes.len()),
@@ -530,7 +526,7 @@ impl Link {
         let LinkState::Handshaking(handshake, role) = std::mem::replace(&mut self.state, LinkState::Ended) else {
             unreachable!("called in this state only");
         };
-        let agreement = Agreement { peer: finished.peer, protocol: finished.protocol, ecl: finished.ecl };
+        let agreement = ecl::Agreement { peer: finished.peer, protocol: finished.protocol, ecl: finished.ecl };
         let limits = agreement.limits(self.options.channel);
         let counters = Arc::clone(&self.options.counters);
         if role == Role::Initiator {
@@ -555,7 +551,7 @@ impl Link {
 
     /// What the channel has ready: a PDU, or the peer's goodbye.
     fn take_frame(&mut self) -> Result<(), LinkEnd> {
-        let LinkState::Channel(channel) = &mut self.state else { return Ok(()) };
+        let LinkState::Channel(channel) = &mut self.state else { return self.take_message() };
         if let Some(frame) = channel.poll_frame() {
             let pdu = Pdu::from_channel_frame(frame.header, frame.data, frame.kind == FrameKind::Sealed)?;
             self.events.push_back(LinkEvent::Pdu(pdu));

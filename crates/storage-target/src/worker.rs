@@ -35,6 +35,7 @@ mod scrubbing;
 mod session;
 mod session_commands;
 mod session_driver;
+mod session_end;
 mod session_machine;
 mod sessions;
 mod slot_allocator;

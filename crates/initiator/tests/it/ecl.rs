@@ -7,7 +7,7 @@ mod path;
 
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockDevice, Buffer, Lba, Mode};
+use strongroom_block::{BlockDevice, Buffer, Lba, Mode, Request, Token};
 use strongroom_channel::Scheme;
 use strongroom_initiator::{
     AttachError, AttachOptions, RemoteDevice, VolumeUrl, discard_blocking, flush_blocking, inquire, read_blocking,
@@ -170,14 +170,20 @@ fn the_loss_of_the_connection_is_survived_in_the_midst_of_writes() {
     let device = RemoteDevice::attach(host.options(path.url("vault"))).unwrap();
     device.format().unwrap();
     for round in 0..4_u8 {
-        std::thread::scope(|scope| {
-            for at in 0..4_u64 {
-                let device = &device;
-                let data = pattern(round ^ at as u8, 200 * BLOCK);
-                scope.spawn(move || write_blocking(device, Lba(200 * at), Buffer::copy_from(&data), false).unwrap());
+        for at in 0..4_u64 {
+            let data = Buffer::copy_from(&pattern(round ^ at as u8, 200 * BLOCK));
+            device.submit(Token(at), Request::Write { lba: Lba(200 * at), data, fua: false });
+        }
+        path.cut();
+        let (mut completions, mut done) = (Vec::new(), 0);
+        while done < 4 {
+            assert!(device.wait(Some(Duration::from_secs(60))), "nothing completes");
+            device.poll_completions(&mut completions);
+            for completion in completions.drain(..) {
+                completion.result.unwrap();
+                done += 1;
             }
-            path.cut();
-        });
+        }
         eventually("another login", || device.status().connections > u64::from(round));
     }
     flush_blocking(&device).unwrap();

@@ -10,7 +10,7 @@ use strongroom_block::{Buffer, BufferMut};
 
 use super::address::RawAddress;
 use super::control::Control;
-use super::{PacketSplit, UdpCounters, UdpPacket};
+use super::packet::{PacketSplit, UdpCounters, UdpPacket};
 
 /// More than any datagram or train that one call brings.
 const TRAIN_BYTES_MAX: usize = 64 << 10;

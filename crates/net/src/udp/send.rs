@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::address::RawAddress;
 use super::control::Control;
-use super::{UdpCounters, UdpSent, UdpTransmit};
+use super::packet::{UdpCounters, UdpSent, UdpTransmit};
 
 /// Most packets in a train: what every kernel with this offload takes.
 const TRAIN_PACKETS_MAX: usize = 64;

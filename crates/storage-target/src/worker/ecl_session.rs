@@ -9,7 +9,7 @@ use strongroom_iscsi::target::{Command, Response, Statistics, TaskId, TaskManage
 use strongroom_net::{UdpPacket, UdpPath, UdpSent, UdpSocket, UdpTransmit};
 use strongroom_scsi::transport::target::Event;
 
-use super::session_machine::SessionEnd;
+use super::session_end::SessionEnd;
 use crate::admin::EclReport;
 
 /// Packets that are made together: they leave in few calls.

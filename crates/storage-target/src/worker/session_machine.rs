@@ -1,9 +1,7 @@
-//! The machine of a session, whichever transport it has: what the routing asks of it in SCSI's terms, and how it ends.
+//! The machine of a session, whichever transport it has: what the routing asks of it in SCSI's terms.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
-use strongroom_ecl::CloseReason as EclCloseReason;
 use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{
     self as iscsi, Command, ConnectionId, ManagementId, Response, SendTargets, TaskId, TaskManagement,
@@ -12,6 +10,7 @@ use strongroom_iscsi::target::{
 use strongroom_scsi::transport::target::Session as _;
 
 use super::ecl_session::{EclEvent, EclSession};
+use super::session_end::SessionEnd;
 
 pub(super) enum SessionMachine {
     Iscsi(Box<iscsi::Session>),
@@ -30,46 +29,6 @@ pub(super) enum SessionEvent {
     SendTargets(ConnectionId, SendTargets),
     ConnectionClosed(ConnectionId, CloseReason),
     Closed(SessionEnd),
-}
-
-/// How a session has ended.
-#[derive(Debug)]
-pub(super) enum SessionEnd {
-    /// Its initiator logged out.
-    LoggedOut,
-    /// Its initiator broke a rule.
-    Misbehaved(String),
-    /// Anything else.
-    Other(String),
-}
-
-impl fmt::Display for SessionEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SessionEnd::LoggedOut => f.write_str("logged out"),
-            SessionEnd::Misbehaved(reason) | SessionEnd::Other(reason) => f.write_str(reason),
-        }
-    }
-}
-
-impl From<&CloseReason> for SessionEnd {
-    fn from(reason: &CloseReason) -> SessionEnd {
-        match reason {
-            CloseReason::LoggedOut => SessionEnd::LoggedOut,
-            CloseReason::Misbehaved(_) => SessionEnd::Misbehaved(reason.to_string()),
-            _ => SessionEnd::Other(reason.to_string()),
-        }
-    }
-}
-
-impl From<&EclCloseReason> for SessionEnd {
-    fn from(reason: &EclCloseReason) -> SessionEnd {
-        match reason {
-            EclCloseReason::LoggedOut => SessionEnd::LoggedOut,
-            EclCloseReason::Misbehaved(_) => SessionEnd::Misbehaved(reason.to_string()),
-            _ => SessionEnd::Other(reason.to_string()),
-        }
-    }
 }
 
 impl From<iscsi::Session> for SessionMachine {
