@@ -1,6 +1,7 @@
 # Everything that a person or a machine runs here. `make help` lists it.
 
 CARGO ?= cargo
+PREFIX ?= /usr/local
 # How long `make fuzz` spends on each decoder, in seconds.
 FUZZ_SECONDS ?= 30
 # How many inputs of each `make check` tries: always the same ones.
@@ -12,7 +13,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build lab demo test test-product test-conformance test-kernel test-ipsec check fmt bench bench-quick bench-full bench-schemes bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-wan wan-lab fuzz soak clean
+.PHONY: help deps build lab package-files install deb demo test test-product test-conformance test-kernel test-ipsec test-package check fmt bench bench-quick bench-full bench-schemes bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-pairs bench-wan wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -26,6 +27,18 @@ build: deps ## The binary, optimised: target/release/strongroom; its symbols are
 
 lab: deps ## The benchmarks and the link emulator, optimised: target/release/strongroom-lab
 	$(CARGO) build --release --locked --package strongroom-lab
+
+# Manual pages and completions are made by the program itself.
+package-files: build
+	@rm -rf target/package && target/release/strongroom generate target/package
+
+install: package-files ## Install the program, its manual pages, completions and systemd units: PREFIX=/usr/local, DESTDIR= for packages
+	@scripts/install.sh "$(DESTDIR)" "$(PREFIX)"
+
+deb: package-files ## A Debian package, checked by lintian: target/debian
+	@scripts/deps.sh --package
+	$(CARGO) deb --package strongroom --no-build --no-strip --locked
+	lintian --fail-on error $$(ls -t target/debian/strongroom_*.deb | head -n 1)
 
 demo: build ## Serve, attach, use and prove a sealed volume, on this machine's own files (as root, under 3 minutes)
 	@target/release/strongroom demo
@@ -49,6 +62,10 @@ test-kernel: build ## Linux's own initiator in a virtual machine: CHAP, digests,
 test-ipsec: lab ## scripts/ipsec.sh inside AH and ESP of a kernel that has them, in a virtual machine (minutes; not in `make test`)
 	@scripts/deps.sh --kernel
 	@scripts/test-ipsec.sh target/release/strongroom-lab
+
+test-package: deb ## The Debian package in a virtual machine with systemd: install, reboot, upgrade, remove, purge (as root, minutes; not in `make test`)
+	@scripts/deps.sh --vm
+	@scripts/test-package.sh
 
 check: ## Formatting, lints, documentation, dependencies' licences and sources; every decoder fuzzed for a moment
 	@scripts/deps.sh --checks
@@ -85,6 +102,9 @@ bench-attach: build lab ## What a program gets from an attached volume, in FUSE 
 	@scripts/deps.sh --bench
 	target/release/strongroom-lab attach $(or $(ATTACH),--program target/release/strongroom) --json docs/bench/attach.jsonl --quiet
 	@target/release/strongroom-lab report docs/bench/attach.jsonl --attach docs/bench/attach.md
+
+bench-pairs: ## Two builds of strongroom-lab compared, ten interleaved pairs of runs: OLD=PROGRAM NEW=PROGRAM (as root, about 10 minutes)
+	@scripts/bench-pairs.sh $(OLD) $(NEW) $(PAIRS)
 
 bench-sealing: deps ## What a block costs, and the cryptographic libraries compared (the tables in docs/sealed-block.md)
 	$(CARGO) bench --locked --package strongroom-lab

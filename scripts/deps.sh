@@ -5,6 +5,8 @@
 #   scripts/deps.sh            Debian packages and Rust
 #   scripts/deps.sh --checks   also cargo-deny, which `make check` uses
 #   scripts/deps.sh --kernel   also what the virtual machine of `make test-kernel` needs
+#   scripts/deps.sh --package  also cargo-deb and lintian, which `make deb` uses
+#   scripts/deps.sh --vm       also what the virtual machine of `make test-package` needs
 #   scripts/deps.sh --bench    also the programs in front of tgt and istgt that `strongroom-lab peers` compares us with, and perf
 #
 # With root it installs directly, otherwise through sudo. Nothing outside the system's packages, ~/.rustup and ~/.cargo
@@ -14,6 +16,7 @@ set -euo pipefail
 # The oldest compiler that Cargo.toml's rust-version allows.
 readonly RUST_MIN="1.89"
 readonly CARGO_DENY_VERSION="0.20.2"
+readonly CARGO_DEB_VERSION="3.6.3"
 
 # What each is for: "package command-or-file". The second word is only the quick test for "already there".
 readonly PACKAGES="
@@ -51,6 +54,17 @@ cpio              cpio
 kmod              depmod
 "
 
+# What builds a Debian package, and checks it.
+readonly PACKAGE_PACKAGES="
+lintian           lintian
+"
+
+# A virtual machine with a Debian of its own.
+readonly VM_PACKAGES="
+qemu-system-x86   qemu-system-x86_64
+mmdebstrap        mmdebstrap
+"
+
 say() { echo "deps: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
@@ -73,6 +87,8 @@ as_root() {
 
 wanted="$PACKAGES"
 [ "${1:-}" != "--bench" ] || wanted="$PACKAGES$BENCH_PACKAGES"
+[ "${1:-}" != "--package" ] || wanted="$PACKAGES$PACKAGE_PACKAGES"
+[ "${1:-}" != "--vm" ] || wanted="$PACKAGES$VM_PACKAGES"
 [ "${1:-}" != "--kernel" ] || wanted="$PACKAGES$KERNEL_PACKAGES"
 missing=()
 while read -r package test; do
@@ -108,4 +124,9 @@ if [ "${1:-}" = "--checks" ] && ! command -v cargo-deny >/dev/null 2>&1; then
   say "building cargo-deny $CARGO_DENY_VERSION (a few minutes, once)"
   # Unoptimised: it runs for a second, and its release profile takes several times as long to build.
   cargo install --debug --quiet --locked "cargo-deny@$CARGO_DENY_VERSION"
+fi
+
+if [ "${1:-}" = "--package" ] && ! command -v cargo-deb >/dev/null 2>&1; then
+  say "building cargo-deb $CARGO_DEB_VERSION (a few minutes, once)"
+  cargo install --debug --quiet --locked "cargo-deb@$CARGO_DEB_VERSION"
 fi

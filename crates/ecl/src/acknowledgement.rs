@@ -27,6 +27,18 @@ pub enum Ecn {
     CongestionExperienced,
 }
 
+impl Ecn {
+    /// From the two lowest bits of an IP header's traffic class (RFC 3168 §5).
+    pub fn from_bits(bits: u8) -> Ecn {
+        match bits & 3 {
+            0 => Ecn::NotCapable,
+            1 => Ecn::Capable1,
+            2 => Ecn::Capable0,
+            _ => Ecn::CongestionExperienced,
+        }
+    }
+}
+
 /// How many packets arrived with each mark, modulo 2^32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EcnCounts {

@@ -237,8 +237,8 @@ impl RoundTrip {
         self.estimator.smoothed_rtt()
     }
 
-    #[cfg(test)]
-    fn shortest(&self) -> Duration {
+    /// The shortest sample so far.
+    pub(crate) fn shortest(&self) -> Duration {
         self.estimator.min_rtt()
     }
 

@@ -91,6 +91,8 @@ pub(crate) struct Packet {
     /// Behind the acknowledgement, if there is one.
     pub(crate) body: Bytes,
     pub(crate) payload: Buffer,
+    /// The payload stayed where it had been received.
+    pub(crate) is_placed: bool,
 }
 
 /// Why a packet was not used.
@@ -236,6 +238,7 @@ impl<C: Clone> Connection<C> {
         if !is_peer {
             return Err(Dropped::OtherSource.into());
         }
+        let copied_before = self.statistics.copied_bytes;
         let (mut head, payload) = self.split(usize::from(clear.protected_bytes) + TAG_BYTES, head, rest)?;
         let number = packet_number(self.replay.end(), clear.packet_number);
         if !self.replay.admits(number) {
@@ -257,7 +260,8 @@ impl<C: Clone> Connection<C> {
             let verdicts = self.recovery.acknowledge(now, &acknowledgement, &mut *self.congestion)?;
             self.settle(now, verdicts);
         }
-        Ok(Packet { number, ecn, source, sink: clear.sink, header, body, payload })
+        let is_placed = self.statistics.copied_bytes == copied_before;
+        Ok(Packet { number, ecn, source, sink: clear.sink, header, body, payload, is_placed })
     }
 
     /// Head with its tag, and payload. Copies where they were not received apart; never a quantum that was.
@@ -506,6 +510,7 @@ impl<C: Clone> Connection<C> {
     pub(crate) fn measured(&self) -> Statistics {
         Statistics {
             rtt: self.recovery.rtt.has_sample().then(|| self.recovery.rtt.smoothed()),
+            rtt_min: self.recovery.rtt.has_sample().then(|| self.recovery.rtt.shortest()),
             window_bytes: self.congestion.window_bytes(),
             in_flight_bytes: self.congestion.in_flight_bytes(),
             packet_bytes: self.mtu.packet_bytes(),

@@ -55,8 +55,8 @@ pub enum CloseReason {
     ClosedHere(String),
     /// No packet came back although the login succeeded.
     #[error(
-        "no UDP packet came back from the target within {0} s, though its TCP port answers: a firewall may drop UDP. Open the port, or use \
-         ecl+tcp:// or strongroom:// (iSCSI), which need TCP only"
+        "no UDP packet came back from the target within {0} s, though its TCP port answers: a firewall may drop UDP. Open its UDP \
+         port, or use a strongroom:// URL (iSCSI), which needs TCP only"
     )]
     UdpBlocked(u64),
     /// An association that worked is silent.

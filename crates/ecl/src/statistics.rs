@@ -23,6 +23,8 @@ pub struct Statistics {
     pub copied_bytes: u64,
     /// Smoothed round-trip time.
     pub rtt: Option<Duration>,
+    /// The shortest round trip.
+    pub rtt_min: Option<Duration>,
     /// Congestion window.
     pub window_bytes: u32,
     /// Bytes in flight.

@@ -12,7 +12,7 @@ use rustls::{AlertDescription, ClientConfig, Connection, Error, ProtocolVersion,
 use rustls::{client::AlwaysResolvesClientRawPublicKeys, server::AlwaysResolvesServerRawPublicKeys};
 use strongroom_block::Suite;
 use strongroom_channel::{ChannelKeys, EXPORTER_BYTES, FRAME_TYPE_MIN, Role, Scheme};
-use zeroize::Zeroize;
+use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::verify::{KeyVerifier, Refused};
 use crate::{HandshakeError, NodeKey, PublicKey, TlsError};
@@ -46,6 +46,37 @@ pub const KEYS_ALPN: &[u8] = b"strongroom-keys/1";
 /// encrypted, under the usual suite.
 pub const TRANSFER_ALPN: &[u8] = b"strongroom-transfer/1";
 
+/// The application protocol of the login of an ECL association (`docs/ecl.md`), which likewise stands for a scheme and a suite. Being another
+/// one than [`alpn`], nobody in the middle can make iSCSI of it.
+pub fn ecl_alpn(scheme: Scheme, suite: Suite) -> Vec<u8> {
+    let blocks = alpn(scheme, suite);
+    let choice = blocks.strip_prefix(b"strongroom/1").expect("every name begins so");
+    [b"strongroom-ecl/1", choice].concat()
+}
+
+/// The schemes whose block data travels as it is stored: those that ECL has.
+const ECL_SCHEMES: [Scheme; 2] = [Scheme::Lazy, Scheme::LazyAuth];
+
+/// The label of the exporter that the keys of an ECL association come from. The context is that of [`EXPORTER_LABEL`].
+pub const ECL_EXPORTER_LABEL: &[u8] = b"EXPORTER-strongroom-ecl";
+
+/// The secret that the keys of an ECL association come from.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct EclSecret([u8; EXPORTER_BYTES]);
+
+impl EclSecret {
+    /// Its bytes; the caller wipes every copy.
+    pub fn bytes(&self) -> &[u8; EXPORTER_BYTES] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for EclSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EclSecret")
+    }
+}
+
 /// What an initiator offers, or a target admits: any of these schemes with any of these suites, the preferred ones first.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
@@ -64,8 +95,17 @@ pub enum Protocols<'a> {
     Keys,
     /// Snapshots on their way to another target: [`TRANSFER_ALPN`].
     Transfer,
-    /// Either: what a target's port admits.
-    BlocksOrTransfer(Offer<'a>),
+    /// Block storage over ECL, with those of these schemes that it has.
+    Ecl(Offer<'a>),
+    /// What a target's port admits: block storage, and as it says ECL and transfers.
+    Port {
+        /// The schemes and suites of block storage, by whichever transport.
+        blocks: Offer<'a>,
+        /// Whether ECL is admitted.
+        ecl: bool,
+        /// Whether transfers are.
+        transfer: bool,
+    },
 }
 
 /// Which of [`Protocols`] both ends agreed on.
@@ -77,6 +117,8 @@ pub enum Protocol {
     Keys,
     /// Snapshots.
     Transfer,
+    /// Block storage over ECL: what follows on the connection is its login.
+    Ecl,
 }
 
 impl<'a> From<&'a [Scheme]> for Offer<'a> {
@@ -100,15 +142,22 @@ impl<'a, T: Into<Offer<'a>>> From<T> for Protocols<'a> {
 
 impl Protocols<'_> {
     fn names(self) -> Vec<Vec<u8>> {
-        let blocks = |offer: Offer<'_>| {
-            let with_every_suite = |&scheme| offer.suites.iter().map(move |&suite| alpn(scheme, suite));
-            offer.schemes.iter().flat_map(with_every_suite).collect::<Vec<_>>()
+        let named = |offer: Offer<'_>, name: fn(Scheme, Suite) -> Vec<u8>, has: fn(&&Scheme) -> bool| {
+            let with_every_suite = |&scheme| offer.suites.iter().map(move |&suite| name(scheme, suite));
+            offer.schemes.iter().filter(has).flat_map(with_every_suite).collect::<Vec<_>>()
         };
+        let blocks = |offer| named(offer, alpn, |_| true);
+        let ecl = |offer| named(offer, ecl_alpn, |scheme| ECL_SCHEMES.contains(scheme));
         match self {
             Protocols::Blocks(offer) => blocks(offer),
+            Protocols::Ecl(offer) => ecl(offer),
             Protocols::Keys => vec![KEYS_ALPN.to_vec()],
             Protocols::Transfer => vec![TRANSFER_ALPN.to_vec()],
-            Protocols::BlocksOrTransfer(offer) => [blocks(offer), vec![TRANSFER_ALPN.to_vec()]].concat(),
+            Protocols::Port { blocks: offer, ecl: has_ecl, transfer } => {
+                let ecl = if has_ecl { ecl(offer) } else { Vec::new() };
+                let transfer = transfer.then(|| TRANSFER_ALPN.to_vec());
+                blocks(offer).into_iter().chain(ecl).chain(transfer).collect()
+            }
         }
     }
 }
@@ -119,8 +168,15 @@ fn agreement(protocol: &[u8]) -> Option<(Protocol, Scheme, Suite)> {
         TRANSFER_ALPN => return Some((Protocol::Transfer, Scheme::EncryptAll, Suite::default())),
         _ => {}
     }
-    let mut all = Scheme::ALL.iter().flat_map(|&scheme| Suite::ALL.map(|suite| (Protocol::Blocks, scheme, suite)));
-    all.find(|&(_, scheme, suite)| alpn(scheme, suite) == protocol)
+    let of = |agreed| {
+        let suites = move |&scheme| Suite::ALL.map(|suite| (agreed, scheme, suite));
+        Scheme::ALL.iter().flat_map(suites)
+    };
+    let mut all = of(Protocol::Blocks).chain(of(Protocol::Ecl));
+    all.find(|&(agreed, scheme, suite)| match agreed {
+        Protocol::Ecl => ecl_alpn(scheme, suite) == protocol,
+        _ => alpn(scheme, suite) == protocol,
+    })
 }
 
 /// Says which initiators a target admits. Asked in every handshake, so that a change of the access list counts at once.
@@ -145,6 +201,8 @@ pub struct Finished {
     pub peer: PublicKey,
     /// What is spoken from here on.
     pub protocol: Protocol,
+    /// For the keys of the association, with [`Protocol::Ecl`].
+    pub ecl: Option<EclSecret>,
 }
 
 enum Stage {
@@ -370,7 +428,15 @@ impl Handshake {
         connection.export_keying_material(&mut exporter, EXPORTER_LABEL, Some(&context)).map_err(tls)?;
         let keys = ChannelKeys::new(exporter, scheme).with_suite(suite);
         exporter.zeroize();
-        Ok(Finished { keys, peer, protocol: agreed })
+        let ecl = match agreed {
+            Protocol::Ecl => {
+                let mut secret = EclSecret([0; EXPORTER_BYTES]);
+                connection.export_keying_material(&mut secret.0, ECL_EXPORTER_LABEL, Some(&context)).map_err(tls)?;
+                Some(secret)
+            }
+            _ => None,
+        };
+        Ok(Finished { keys, peer, protocol: agreed, ecl })
     }
 
     /// From what the library says to what a person can act on.

@@ -15,8 +15,8 @@ mod verify;
 
 pub use error::{HandshakeError, KeyTextError, TlsError};
 pub use handshake::{
-    EXPORTER_LABEL, Finished, HANDSHAKE_BYTES_MAX, Handshake, KEYS_ALPN, Offer, PeerPolicy, Protocol, Protocols,
-    TRANSFER_ALPN, alpn,
+    ECL_EXPORTER_LABEL, EXPORTER_LABEL, EclSecret, Finished, HANDSHAKE_BYTES_MAX, Handshake, KEYS_ALPN, Offer,
+    PeerPolicy, Protocol, Protocols, TRANSFER_ALPN, alpn, ecl_alpn,
 };
 pub use node_key::{NODE_KEY_FILE_BYTES_MAX, NodeKey};
 pub use public_key::PublicKey;

@@ -7,7 +7,7 @@ use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelLimits, FrameKind, Scheme};
 use strongroom_handshake::{
     Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, Protocol, Protocols,
-    PublicKey, TRANSFER_ALPN, alpn,
+    PublicKey, TRANSFER_ALPN, alpn, ecl_alpn,
 };
 
 fn node(seed: u8) -> NodeKey {
@@ -134,7 +134,10 @@ fn nodes_without_a_common_scheme_do_not_settle_for_less() {
 fn a_transfer_is_a_protocol_of_its_own() {
     assert_eq!(TRANSFER_ALPN, b"strongroom-transfer/1");
     let blocks = || Protocols::from(&[Scheme::Lazy]);
-    let either = || Protocols::BlocksOrTransfer(Offer { schemes: &[Scheme::Lazy], suites: &[Suite::Aes256Gcm] });
+    let either = || {
+        let blocks = Offer { schemes: &[Scheme::Lazy], suites: &[Suite::Aes256Gcm] };
+        Protocols::Port { blocks, ecl: false, transfer: true }
+    };
     let meeting = |offered: Protocols<'_>, admitted: Protocols<'_>| {
         let (initiator, target) = (node(1), node(2));
         let mut pair = Pair {
@@ -162,6 +165,44 @@ fn a_transfer_is_a_protocol_of_its_own() {
     ] {
         assert_eq!(meeting(offered, admitted), (none(), none()));
     }
+}
+
+/// ECL is agreed on where the target has it, for the two schemes that it carries, and for nothing else: what an initiator offers is iSCSI or
+/// ECL, never both, so nobody in the middle can choose. Both ends get the same secret, which is not the channel's.
+#[test]
+fn ecl_is_a_protocol_of_its_own() {
+    assert_eq!(ecl_alpn(Scheme::Lazy, Suite::Aes256Gcm), b"strongroom-ecl/1 S2-5");
+    assert_eq!(ecl_alpn(Scheme::LazyAuth, Suite::Aes128Gcm), b"strongroom-ecl/1 S1-2 aes-128-gcm");
+    let meeting = |scheme: Scheme, is_ecl: bool, has_ecl: bool| {
+        let (schemes, suites) = ([scheme], [Suite::Aes256Gcm]);
+        let offer = Offer { schemes: &schemes, suites: &suites };
+        let offered = if is_ecl { Protocols::Ecl(offer) } else { Protocols::Blocks(offer) };
+        let blocks = Offer { schemes: Scheme::ALL, suites: &suites };
+        let admitted = Protocols::Port { blocks, ecl: has_ecl, transfer: true };
+        let (initiator, target) = (node(1), node(2));
+        let mut pair = Pair {
+            initiator: Handshake::initiator(&initiator, &[target.public()], offered).unwrap(),
+            target: Handshake::target(&target, only(initiator.public()), admitted).unwrap(),
+            piece_bytes: usize::MAX,
+        };
+        let (at_initiator, at_target) = pair.run();
+        (at_initiator.expect("an outcome"), at_target.expect("an outcome"))
+    };
+    for scheme in [Scheme::Lazy, Scheme::LazyAuth] {
+        let (at_initiator, at_target) = meeting(scheme, true, true);
+        let (at_initiator, at_target) = (at_initiator.unwrap(), at_target.unwrap());
+        assert_eq!((at_initiator.protocol, at_target.protocol), (Protocol::Ecl, Protocol::Ecl));
+        assert_eq!((at_initiator.keys.scheme(), at_target.keys.scheme()), (scheme, scheme));
+        let (ours, theirs) = (at_initiator.ecl.unwrap(), at_target.ecl.unwrap());
+        assert_eq!(ours.bytes(), theirs.bytes());
+        assert_ne!(ours.bytes(), &[0; 32]);
+        assert_eq!(format!("{ours:?}"), "EclSecret");
+        // A target without it does not make iSCSI of it.
+        assert_eq!(meeting(scheme, true, false).0.unwrap_err(), HandshakeError::NoCommonScheme);
+    }
+    let (at_initiator, _) = meeting(Scheme::Lazy, false, true);
+    let at_initiator = at_initiator.unwrap();
+    assert!(at_initiator.protocol == Protocol::Blocks && at_initiator.ecl.is_none());
 }
 
 /// The suite is agreed on as the scheme is, and known to both ends: AES-256-GCM under the name that it had when it was the only one.

@@ -136,6 +136,8 @@ impl Conversation {
                         session.handle_corrupt_pdu(now, &pdu);
                     }
                 }
+                // Of ECL logins, which this is none of.
+                LinkEvent::Message(_) => {}
                 LinkEvent::Ended(end) => {
                     return self.event()?.map(Some).ok_or_else(|| AttachError::Handshake(end.to_string()));
                 }

@@ -33,7 +33,7 @@ mod sealed_note;
 mod verify;
 mod versions;
 
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -50,8 +50,10 @@ use crate::pipeline::losses::LostRequest;
 use crate::pipeline::operation::{Discard, Flush, Hole, Operation, Read, Write, WritePart};
 use crate::pipeline::request::{NewRequest, Reply};
 use crate::pipeline::sealing::Sealing;
+use crate::session::ecl::EclTransport;
 use crate::session::iscsi::IscsiTransport;
-use crate::{AttachError, AttachOptions, DamagedReads, KeyStatus, Pipeline, UnitDescription, WriteLosses};
+use crate::session::transport::SessionTransport;
+use crate::{AttachError, AttachOptions, DamagedReads, KeyStatus, Pipeline, Transport, UnitDescription, WriteLosses};
 use bounds::Bounds;
 use driver::{Attached, Driver, Purpose};
 use failed_reads::FailedReads;
@@ -121,6 +123,14 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
                 .into(),
         ));
     }
+    if options.url.transport() == Transport::Ecl {
+        strongroom_ecl::Scheme::from_number(options.scheme() as u8)
+            .map_err(|error| AttachError::Options(error.to_string()))?;
+        if options.iscsi.connections > 1 {
+            let problem = "an ecl:// URL has one association and no further connections; several are for strongroom://";
+            return Err(AttachError::Options(problem.into()));
+        }
+    }
     if options.channel.suite.is_for_benchmarks_only() && !options.benchmark_suites {
         let problem = format!(
             "{} protects nothing today and is for benchmarks alone; choose another suite",
@@ -139,9 +149,9 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
     let thread = {
         let (options, intake, status) = (Arc::new(options), intake.clone(), status.clone());
         // A runtime stays in its thread, so the driver is made there. Here alone the transport is chosen.
-        let body = move || match Driver::<IscsiTransport>::new(options, intake, status, waker, purpose, first.clone()) {
-            Ok(driver) => driver.run(),
-            Err(error) => drop(first.send(Err(error))),
+        let body = move || match options.url.transport() {
+            Transport::Iscsi => drive::<IscsiTransport>(options, intake, status, waker, purpose, first),
+            Transport::Ecl => drive::<EclTransport>(options, intake, status, waker, purpose, first),
         };
         std::thread::Builder::new().name("strongroom-initiator".into()).spawn(body)?
     };
@@ -152,6 +162,20 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
             Err(error)
         }
         Err(_) => Err(AttachError::System(std::io::Error::other("the device's thread ended unexpectedly"))),
+    }
+}
+
+fn drive<T: SessionTransport>(
+    options: Arc<AttachOptions>,
+    intake: Arc<Intake>,
+    status: Arc<Mutex<ConnectionStatus>>,
+    waker: Waker,
+    purpose: Purpose,
+    first: SyncSender<Result<Attached, AttachError>>,
+) {
+    match Driver::<T>::new(options, intake, status, waker, purpose, first.clone()) {
+        Ok(driver) => driver.run(),
+        Err(error) => drop(first.send(Err(error))),
     }
 }
 

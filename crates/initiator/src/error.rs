@@ -75,6 +75,16 @@ pub(crate) fn refusal(status: LoginStatus, reason: Option<&str>) -> String {
     }
 }
 
+/// The error of a login that failed.
+pub(crate) fn login_error(status: LoginStatus, redirect: Option<String>, reason: Option<&str>) -> AttachError {
+    if let Some(address) = redirect {
+        return AttachError::Moved { address, is_permanent: status == LoginStatus::TARGET_MOVED_PERMANENTLY };
+    }
+    let message = refusal(status, reason);
+    // RFC 7143 §11.13.5: class 3 is the target's own trouble, which may pass.
+    if status.class() == 3 { AttachError::Unreachable(message) } else { AttachError::LoginRefused(message) }
+}
+
 impl AttachError {
     /// Whether waiting and trying again can help. A refusal stays one.
     pub fn is_temporary(&self) -> bool {

@@ -116,4 +116,5 @@ pub use strongroom_scsi::vendor::lease::{LeaseMode, Standing, Writer, WriterRole
 pub mod machine {
     pub use crate::device::machine::{Finished, Initiator};
 }
-pub use url::{DEFAULT_BASE_IQN, DEFAULT_PORT, UrlError, VolumeUrl, is_volume_name};
+pub use session::transport::PacketStatus;
+pub use url::{DEFAULT_BASE_IQN, DEFAULT_PORT, Transport, UrlError, VolumeUrl, is_volume_name};

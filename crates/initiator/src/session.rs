@@ -3,7 +3,9 @@
 //!
 //! Absent: sockets, threads and the clock (`crate::device` has them), and what commands mean (`crate::pipeline`).
 
+pub(crate) mod ecl;
 pub(crate) mod iscsi;
+mod link;
 pub(crate) mod nexus;
 pub(crate) mod probe;
 pub(crate) mod transport;

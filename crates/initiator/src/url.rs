@@ -1,6 +1,7 @@
-//! Where a volume is, as a person writes it: two kinds of URL, parsed once.
+//! Where a volume is, as a person writes it: three kinds of URL, parsed once.
 //!
 //! `strongroom://HOST[:PORT]/VOLUME[?scheme=SCHEME&suite=SUITE&pipeline=DEPTH]` always means a channel and never falls back to plain iSCSI.
+//! `ecl://` instead of `strongroom://` is the same volume by the transport ECL (UDP beside TCP).
 //! `iscsi://HOST[:PORT]/TARGET-IQN/LUN` is plain iSCSI (scheme S0): nothing is protected on the wire.
 //! Absent: name resolution.
 
@@ -21,6 +22,16 @@ pub const DEFAULT_BASE_IQN: &str = "iqn.2026-11.org.strongroom";
 /// Longest name of a volume, in bytes: an iSCSI name has at most 223 (RFC 7143 §4.2.7.1).
 const NAME_BYTES_MAX: usize = 160;
 
+/// What carries the commands of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// iSCSI, inside a channel or plain.
+    #[default]
+    Iscsi,
+    /// The Effective Cross Layer (`docs/ecl.md`).
+    Ecl,
+}
+
 /// Where a volume is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum VolumeUrl {
@@ -32,6 +43,8 @@ pub enum VolumeUrl {
         port: u16,
         /// The volume's name.
         volume: String,
+        /// What carries its commands.
+        transport: Transport,
         /// What the channel protects, if the URL says so.
         scheme: Option<Scheme>,
         /// The channel's cipher suite, if the URL says so.
@@ -57,7 +70,7 @@ pub enum VolumeUrl {
 pub enum UrlError {
     /// Neither kind of URL.
     #[error(
-        "'{0}' is not a volume's URL; write strongroom://HOST[:PORT]/VOLUME, or iscsi://HOST[:PORT]/TARGET-IQN/LUN for plain iSCSI"
+        "'{0}' is not a volume's URL; write strongroom://HOST[:PORT]/VOLUME, ecl://HOST[:PORT]/VOLUME, or iscsi://HOST[:PORT]/TARGET-IQN/LUN for plain iSCSI"
     )]
     Scheme(String),
     /// No host.
@@ -106,6 +119,14 @@ impl VolumeUrl {
         matches!(self, VolumeUrl::Strongroom { .. })
     }
 
+    /// What carries the commands.
+    pub fn transport(&self) -> Transport {
+        match self {
+            VolumeUrl::Strongroom { transport, .. } => *transport,
+            VolumeUrl::Iscsi { .. } => Transport::Iscsi,
+        }
+    }
+
     /// What the channel protects, if the URL says so.
     pub fn scheme(&self) -> Option<Scheme> {
         match self {
@@ -130,13 +151,22 @@ impl VolumeUrl {
         }
     }
 
-    /// The URL without how it is protected on the way: the same for everybody who means the same volume.
+    /// The URL without how it is carried and protected on the way: the same for everybody who means the same volume.
     pub fn place(&self) -> String {
         let host = if self.host().contains(':') { format!("[{}]", self.host()) } else { self.host().to_owned() };
         let port = if self.port() == DEFAULT_PORT { String::new() } else { format!(":{}", self.port()) };
         match self {
             VolumeUrl::Strongroom { volume, .. } => format!("strongroom://{host}{port}/{volume}"),
             VolumeUrl::Iscsi { target_name, lun, .. } => format!("iscsi://{host}{port}/{target_name}/{lun}"),
+        }
+    }
+
+    /// The URL without how it is protected on the way.
+    pub fn route(&self) -> String {
+        let place = self.place();
+        match (self.transport(), place.strip_prefix("strongroom")) {
+            (Transport::Ecl, Some(rest)) => format!("ecl{rest}"),
+            _ => place,
         }
     }
 
@@ -188,15 +218,17 @@ impl FromStr for VolumeUrl {
 
     fn from_str(text: &str) -> Result<VolumeUrl, UrlError> {
         let (channel, rest) = if let Some(rest) = text.strip_prefix("strongroom://") {
-            (true, rest)
+            (Some(Transport::Iscsi), rest)
+        } else if let Some(rest) = text.strip_prefix("ecl://") {
+            (Some(Transport::Ecl), rest)
         } else if let Some(rest) = text.strip_prefix("iscsi://") {
-            (false, rest)
+            (None, rest)
         } else {
             return Err(UrlError::Scheme(text.to_owned()));
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (host, port) = parse_authority(authority, text)?;
-        if channel {
+        if let Some(transport) = channel {
             let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
             let (scheme, suite, pipeline) = query.map_or(Ok((None, None, None)), parse_query)?;
             let volume = path.strip_suffix('/').unwrap_or(path);
@@ -204,7 +236,8 @@ impl FromStr for VolumeUrl {
             if !is_volume_name(base) || !is_volume_name(snapshot) {
                 return Err(UrlError::Volume(volume.to_owned()));
             }
-            Ok(VolumeUrl::Strongroom { host, port, volume: volume.to_owned(), scheme, suite, pipeline })
+            let volume = volume.to_owned();
+            Ok(VolumeUrl::Strongroom { host, port, volume, transport, scheme, suite, pipeline })
         } else {
             let bad = || UrlError::Target(path.to_owned());
             let (target_name, lun) = path.rsplit_once('/').ok_or_else(bad)?;
@@ -219,7 +252,7 @@ impl FromStr for VolumeUrl {
 
 impl fmt::Display for VolumeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.place())?;
+        f.write_str(&self.route())?;
         let scheme = self.scheme().map(|scheme| format!("scheme={scheme}"));
         let suite = self.suite().map(|suite| format!("suite={}", suite.name().replace('+', "%2B")));
         let pipeline = self.pipeline().map(|pipeline| format!("pipeline={pipeline}"));
@@ -319,6 +352,9 @@ mod tests {
             "strongroom://[fe80::1]:4000/v",
             "strongroom://[::1]/v",
             "strongroom://storage/vol1@monday",
+            "ecl://storage/vol1",
+            "ecl://[::1]:4000/v@monday",
+            "ecl://storage/vol1?scheme=S1-2&suite=aes-128-gcm&pipeline=8",
             "iscsi://host/iqn.2026-11.org.strongroom:disk/0",
             "iscsi://host:3261/iqn.2003-01.org.linux-iscsi:x/16383",
         ] {
@@ -362,6 +398,11 @@ mod tests {
             assert_eq!((url.to_string().as_str(), url.place().as_str()), (printed, "strongroom://h/v"));
             assert_eq!(printed.parse::<VolumeUrl>().unwrap(), url);
         }
+        let url: VolumeUrl = "ecl://h/v?scheme=S1-2".parse().unwrap();
+        assert_eq!(
+            (url.transport(), url.place().as_str(), url.is_channel()),
+            (Transport::Ecl, "strongroom://h/v", true)
+        );
     }
 
     #[test]

@@ -43,7 +43,11 @@ fn main() -> Result<(), NetError> {
                     runtime.close(stream);
                 }
                 Event::Closed { stream, .. } => drop(unfinished.remove(&stream)),
-                Event::Accepted { .. } | Event::Connected { .. } | Event::SendLow { .. } | Event::Woken => {}
+                Event::Accepted { .. }
+                | Event::Connected { .. }
+                | Event::SendLow { .. }
+                | Event::DatagramsReady { .. }
+                | Event::Woken => {}
             }
         }
     }

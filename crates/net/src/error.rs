@@ -30,6 +30,16 @@ pub enum NetError {
         /// Where we wanted to listen.
         address: SocketAddr,
     },
+    /// Another socket has the UDP port.
+    #[error(
+        "the UDP port {} at {} is already taken, and ECL needs it beside the TCP port of the same number: stop the other program \
+         (`ss -lunp sport = :{}` names it), listen on another port, or switch ECL off (ecl = false in the configuration)",
+        address.port(), address.ip(), address.port()
+    )]
+    UdpPortTaken {
+        /// Where we wanted to receive.
+        address: SocketAddr,
+    },
     /// Listening failed for another reason.
     #[error("cannot listen on {address}: {source}")]
     Listen {

@@ -2,6 +2,7 @@
 //!
 //! - [`Runtime`]: one per thread; listens, connects, moves bytes, wakes, tells events.
 //! - [`Link`]: one per connection; handshake and channel, or plain framing; takes bytes, gives PDUs; no sockets inside.
+//! - [`UdpSocket`]: packets in trains, quanta in memory of their own.
 //! - [`affinity`]: threads on processors.
 //!
 //! Deliberately absent: what a PDU means, sessions, volumes, keys at rest. This is the one room that reads the clock on
@@ -11,14 +12,18 @@ pub mod affinity;
 mod error;
 mod link;
 mod runtime;
+mod udp;
 
 pub use error::{NetError, StreamFailure};
 #[doc(hidden)]
 pub use link::fuzz_link;
-pub use link::{Admission, Link, LinkEnd, LinkEvent, LinkOptions, TransferChannel, Transfers};
+pub use link::{
+    Admission, ECL_MESSAGE_BYTES_MAX, EclLogins, Link, LinkEnd, LinkEvent, LinkOptions, TransferChannel, Transfers,
+};
 pub use link::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX};
 pub use runtime::{
-    BusyPoll, BusyPollError, BusyPoller, DetachedStream, Event, Flavour, FlavourChoice, Listener, ListenerId, Look,
-    PathInfo, PollCounters, Runtime, RuntimeCounters, RuntimeOptions, SendState, StreamId, StreamOptions,
-    WaitEstimator, Waker, resolve,
+    BusyPoll, BusyPollError, BusyPoller, DatagramId, DetachedStream, Event, Flavour, FlavourChoice, Listener,
+    ListenerId, Look, PathInfo, PollCounters, Runtime, RuntimeCounters, RuntimeOptions, SendState, StreamId,
+    StreamOptions, WaitEstimator, Waker, resolve,
 };
+pub use udp::{PacketSplit, UdpCounters, UdpPacket, UdpPath, UdpSent, UdpSocket, UdpTransmit};

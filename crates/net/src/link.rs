@@ -14,7 +14,9 @@
 //! [`Link::send_pdu`], send what [`Link::poll_transmit`] has, look at [`Link::poll_timeout`]. After
 //! [`LinkEvent::Ended`] send what is left and close the stream.
 
+mod ecl;
 mod end;
+mod fuzz;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -26,12 +28,15 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Role, Scheme};
-use strongroom_handshake::{Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, Protocol, Protocols, PublicKey};
+use strongroom_handshake::{Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, Protocols, PublicKey};
 use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::{Digests, Pdu, PlainFramer};
 use zeroize::Zeroize as _;
 
+pub use self::ecl::{ECL_MESSAGE_BYTES_MAX, EclLogins};
 pub use self::end::LinkEnd;
+#[doc(hidden)]
+pub use self::fuzz::fuzz_link;
 pub use self::transfer::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX, TransferChannel, Transfers};
 
 /// First byte of a TLS ClientHello's record.
@@ -52,6 +57,8 @@ pub struct LinkOptions {
     pub suites: Vec<Suite>,
     /// Whether snapshots may be sent over it.
     pub transfers: Transfers,
+    /// Whether it may be the login of an ECL association.
+    pub ecl: EclLogins,
     /// Limits of the channel; its `data_bytes_max` likewise bounds what one connection can make us hold.
     pub channel: ChannelLimits,
     /// Keys of a channel that are in use serve us for so long; zero: for any time.
@@ -63,10 +70,12 @@ pub struct LinkOptions {
 impl LinkOptions {
     fn protocols(&self) -> Protocols<'_> {
         let offer = Offer { schemes: &self.schemes, suites: &self.suites };
-        match self.transfers {
-            Transfers::Never => Protocols::Blocks(offer),
-            Transfers::Admitted => Protocols::BlocksOrTransfer(offer),
-            Transfers::Only => Protocols::Transfer,
+        let (ecl, transfer) = (self.ecl == EclLogins::Admitted, self.transfers == Transfers::Admitted);
+        match (self.ecl, self.transfers) {
+            (EclLogins::Only, _) => Protocols::Ecl(offer),
+            (_, Transfers::Only) => Protocols::Transfer,
+            (EclLogins::Never, Transfers::Never) => Protocols::Blocks(offer),
+            _ => Protocols::Port { blocks: offer, ecl, transfer },
         }
     }
 }
@@ -79,6 +88,7 @@ impl Default for LinkOptions {
             schemes: vec![Scheme::default()],
             suites: vec![Suite::default()],
             transfers: Transfers::default(),
+            ecl: EclLogins::default(),
             channel: ChannelLimits::default(),
             rekey_after: Duration::from_secs(3600),
             counters: Arc::new(CryptoCounters::new()),
@@ -119,6 +129,8 @@ pub enum LinkEvent {
     Pdu(Pdu),
     /// A PDU arrived whose data was damaged on the way, as its digest shows.
     Corrupt(Pdu),
+    /// A message of an ECL login arrived.
+    Message(Vec<u8>),
     /// The link is over; always the last event.
     Ended(LinkEnd),
 }
@@ -133,14 +145,15 @@ enum LinkState {
     Channel(Box<Channel>),
     /// The same for a transfer, until [`Link::into_transfer`].
     Transfer(Box<Channel>),
+    /// The same for the login of an ECL association, which has messages instead of PDUs.
+    Ecl(Box<ecl::EclChannel>),
     Ended,
 }
 
 struct Confirming {
     handshake: Handshake,
     channel: Box<Channel>,
-    peer: PublicKey,
-    protocol: Protocol,
+    agreement: ecl::Agreement,
     frame_begun: bool,
 }
 
@@ -247,16 +260,18 @@ impl Link {
 
     /// What the channel protects; `None` on a plain stream (S0), and before [`LinkEvent::Established`].
     pub fn scheme(&self) -> Option<Scheme> {
-        match &self.state {
-            LinkState::Channel(channel) => Some(channel.scheme()),
-            _ => None,
-        }
+        self.channel().map(Channel::scheme)
     }
 
     /// The channel's cipher; `None` where [`Link::scheme`] is.
     pub fn suite(&self) -> Option<Suite> {
+        self.channel().map(Channel::suite)
+    }
+
+    fn channel(&self) -> Option<&Channel> {
         match &self.state {
-            LinkState::Channel(channel) => Some(channel.suite()),
+            LinkState::Channel(channel) => Some(channel),
+            LinkState::Ecl(ecl) => Some(ecl.channel()),
             _ => None,
         }
     }
@@ -295,10 +310,8 @@ impl Link {
             LinkState::Plain(_) => LinkEnd::Truncated,
             LinkState::Handshaking(handshake, _) => handshake.handle_eof().into(),
             LinkState::Confirming(confirming) => confirming.handshake.handle_eof().into(),
-            LinkState::Channel(channel) | LinkState::Transfer(channel) => match channel.handle_eof() {
-                Ok(()) => LinkEnd::PeerClosed,
-                Err(error) => error.into(),
-            },
+            LinkState::Channel(channel) | LinkState::Transfer(channel) => end::of_stream(channel),
+            LinkState::Ecl(ecl) => end::of_stream(ecl.channel_mut()),
             LinkState::Ended => return,
         };
         self.end(end);
@@ -326,10 +339,7 @@ impl Link {
 
     /// How often we and the peer have changed keys on this connection.
     pub fn rekeys(&self) -> (u64, u64) {
-        match &self.state {
-            LinkState::Channel(channel) => (channel.rekeys(), channel.peer_rekeys()),
-            _ => (0, 0),
-        }
+        self.channel().map_or((0, 0), |channel| (channel.rekeys(), channel.peer_rekeys()))
     }
 
     /// The session is in its full-feature phase: the set-up time limit no longer counts, and PDUs have `digests` from now on.
@@ -399,10 +409,13 @@ impl Link {
     /// Says goodbye: nothing is sent after what is queued. In a channel the peer can tell this from a cut. Send what
     /// [`Link::poll_transmit`] has, then close the stream.
     pub fn close(&mut self) {
-        if !std::mem::replace(&mut self.closed, true)
-            && let LinkState::Channel(channel) | LinkState::Transfer(channel) = &mut self.state
-        {
-            channel.close(&mut self.out);
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        match &mut self.state {
+            LinkState::Channel(channel) | LinkState::Transfer(channel) => channel.close(&mut self.out),
+            LinkState::Ecl(ecl) => ecl.channel_mut().close(&mut self.out),
+            _ => {}
         }
     }
 
@@ -455,7 +468,7 @@ impl Link {
                     let LinkState::Confirming(confirming) = std::mem::replace(&mut self.state, LinkState::Ended) else {
                         unreachable!("matched above");
                     };
-                    self.begin_channel(confirming.channel, confirming.protocol, confirming.peer);
+                    self.begin_channel(confirming.channel, confirming.agreement);
                     self.take_frame()?;
                 }
                 Ok(taken)
@@ -468,6 +481,10 @@ impl Link {
                 }
                 self.take_frame()?;
                 Ok(taken)
+            }
+            LinkState::Ecl(ecl) => {
+                let taken = ecl.channel_mut().handle_input(bytes)?;
+                self.take_message().map(|()| taken)
             }
             LinkState::Transfer(_) => unreachable!("what comes is held"),
             LinkState::Ended => Ok(bytes.len()),
@@ -509,23 +526,20 @@ impl Link {
         let LinkState::Handshaking(handshake, role) = std::mem::replace(&mut self.state, LinkState::Ended) else {
             unreachable!("called in this state only");
         };
-        let limits = match finished.protocol {
-            Protocol::Transfer => transfer::limits(self.options.channel),
-            _ => self.options.channel,
-        };
+        let agreement = ecl::Agreement { peer: finished.peer, protocol: finished.protocol, ecl: finished.ecl };
+        let limits = agreement.limits(self.options.channel);
         let counters = Arc::clone(&self.options.counters);
         if role == Role::Initiator {
             let channel = Channel::initiator(finished.keys, limits, counters);
             self.state = LinkState::Confirming(Box::new(Confirming {
                 handshake: *handshake,
                 channel: Box::new(channel),
-                peer: finished.peer,
-                protocol: finished.protocol,
+                agreement,
                 frame_begun: false,
             }));
         } else {
             let channel = Channel::target(finished.keys, limits, counters, &mut self.out);
-            self.begin_channel(Box::new(channel), finished.protocol, finished.peer);
+            self.begin_channel(Box::new(channel), agreement);
         }
     }
 
@@ -537,7 +551,7 @@ impl Link {
 
     /// What the channel has ready: a PDU, or the peer's goodbye.
     fn take_frame(&mut self) -> Result<(), LinkEnd> {
-        let LinkState::Channel(channel) = &mut self.state else { return Ok(()) };
+        let LinkState::Channel(channel) = &mut self.state else { return self.take_message() };
         if let Some(frame) = channel.poll_frame() {
             let pdu = Pdu::from_channel_frame(frame.header, frame.data, frame.kind == FrameKind::Sealed)?;
             self.events.push_back(LinkEvent::Pdu(pdu));
@@ -563,6 +577,7 @@ impl Link {
             LinkState::Confirming(..) => "awaiting confirmation",
             LinkState::Channel(_) => "channel",
             LinkState::Transfer(_) => "channel of a transfer",
+            LinkState::Ecl(_) => "channel of an ECL login",
             LinkState::Ended => "ended",
         }
     }
@@ -586,24 +601,6 @@ fn ends_login(pdu: &Pdu) -> bool {
     pdu.bhs.opcode() == Some(Opcode::LoginResponse)
         && flags & TRANSIT_TO_FULL_FEATURE == TRANSIT_TO_FULL_FEATURE
         && pdu.bhs.0[36] == 0
-}
-
-/// Feeds any bytes to a target's link in pieces, for fuzzing: none may panic, hang or be taken for a channel.
-#[doc(hidden)]
-pub fn fuzz_link(bytes: &[u8], now: Instant) {
-    let admission = Admission {
-        identity: Some(Arc::new(NodeKey::from_seed(&[1; 32]))),
-        peers: Arc::new(|_: &PublicKey| false),
-        allow_plain: true,
-    };
-    let mut link = Link::target(admission, LinkOptions::default(), now);
-    for piece in bytes.chunks(1 + usize::from(bytes.first().copied().unwrap_or(0) % 61)) {
-        link.handle_input(piece);
-        while link.poll_event().is_some() {}
-        link.poll_transmit(&mut Vec::new());
-    }
-    link.handle_eof();
-    assert!(!link.in_channel(), "nobody was admitted");
 }
 
 /// Overwrites what earlier calls left on the stack, which may be block keys: a handshake is a large value that is built on the stack and

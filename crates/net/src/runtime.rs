@@ -45,7 +45,7 @@ use rustix::io::Errno;
 use strongroom_block::Buffer;
 
 pub use self::busy_poll::{BusyPoll, BusyPollError, BusyPoller, Look, PollCounters, WaitEstimator};
-pub use self::event::{Event, ListenerId, RuntimeCounters, SendState, StreamId};
+pub use self::event::{DatagramId, Event, ListenerId, RuntimeCounters, SendState, StreamId};
 pub use self::options::{Flavour, FlavourChoice, RuntimeOptions};
 pub use self::path::PathInfo;
 pub use self::socket::{Listener, StreamOptions, resolve};
@@ -56,7 +56,7 @@ use self::epoll::Received;
 use self::send_queue::SendQueue;
 use self::stream::{PeerEnd, Phase, Stream};
 use self::table::{Deadline, Failed, Pending, Table};
-use crate::{NetError, StreamFailure};
+use crate::{NetError, StreamFailure, UdpSocket};
 
 /// Queued bytes after which a stream is flushed at once instead of at the next `poll`.
 const FLUSH_AT_ONCE_BYTES: usize = 256 << 10;
@@ -181,6 +181,23 @@ impl Runtime {
         self.table.listeners.try_remove(id.0 as usize);
     }
 
+    /// Watches a datagram socket: [`Event::DatagramsReady`] is told again and again while packets wait in it.
+    pub fn watch_datagrams(&mut self, socket: &UdpSocket) -> Result<DatagramId, NetError> {
+        let watched = socket.as_fd().try_clone_to_owned();
+        let watched = watched.map_err(|source| NetError::system("duplicate a UDP socket", source))?;
+        let index = self.table.datagrams.insert(watched);
+        let id = DatagramId(u32::try_from(index).expect("far fewer sockets than 2^32"));
+        self.driver.add_datagrams(&self.table, id).inspect_err(|_| drop(self.table.datagrams.remove(index)))?;
+        Ok(id)
+    }
+
+    /// Watches it no longer.
+    pub fn ignore_datagrams(&mut self, id: DatagramId) {
+        self.driver.remove_datagrams(&mut self.table, id);
+        self.table.datagrams.try_remove(id.0 as usize);
+        self.table.pending.retain(|pending| !matches!(pending, Pending::Datagrams(other) if *other == id));
+    }
+
     /// Calls a peer: [`Event::Connected`] or [`Event::Closed`] follows. Bytes may be queued at once.
     pub fn connect(&mut self, peer: SocketAddr) -> Result<StreamId, NetError> {
         let fd = socket::socket_for(peer).map_err(|source| NetError::system("make a socket", source))?;
@@ -228,6 +245,12 @@ impl Runtime {
     /// The other end of a stream.
     pub fn peer(&mut self, id: StreamId) -> Option<SocketAddr> {
         self.table.owned(id).map(|stream| stream.peer)
+    }
+
+    /// This end of a stream.
+    pub fn local(&mut self, id: StreamId) -> Option<SocketAddr> {
+        let name = rustix::net::getsockname(&self.table.owned(id)?.fd).ok()?;
+        SocketAddr::try_from(name).ok()
     }
 
     /// Queues all of `buffers` (left empty) for sending, by reference. They leave with the next [`Runtime::poll`], all
@@ -407,6 +430,7 @@ impl Runtime {
                 Pending::SendLow(id) if self.table.owned(id).is_some() => Event::SendLow { stream: id },
                 Pending::Connected(_) | Pending::SendLow(_) => continue,
                 Pending::Closed { stream, failure } => Event::Closed { stream, failure },
+                Pending::Datagrams(socket) => Event::DatagramsReady { socket },
                 Pending::Woken => Event::Woken,
             };
             return Some(Found::Told(told));

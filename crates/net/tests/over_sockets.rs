@@ -113,7 +113,7 @@ impl Node {
                 }
                 Event::Closed { stream, failure } => panic!("{stream:?} failed: {failure}"),
                 Event::Connected { stream } => stream,
-                Event::Woken => continue,
+                Event::Woken | Event::DatagramsReady { .. } => continue,
             };
             touched.push(stream);
         }

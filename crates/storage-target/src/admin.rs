@@ -20,13 +20,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use crate::operate::{CloneReport, Description, Operation, Pruned, PrunedSnapshot, SnapshotReport};
-pub(crate) use answer::reload;
+pub(crate) use answer::{reload, workers_answer};
 pub use client::{AdminError, Client};
 pub(crate) use drain::Drain;
 pub use error::{ReloadError, RequestError};
 pub use report::{
-    ConnectionReport, ScheduleReport, SessionReport, SpaceReport, StatusReport, StoreReport, VerificationReport,
-    VolumeReport, WaitingReport,
+    ConnectionReport, EclReport, ScheduleReport, SessionReport, SpaceReport, StatusReport, StoreReport,
+    VerificationReport, VolumeReport, WaitingReport,
 };
 pub(crate) use socket::AdminSocket;
 

@@ -59,6 +59,9 @@ pub struct Config {
     /// Keep each worker on its processor.
     #[serde(default)]
     pub pin_workers: bool,
+    /// Serve sealed volumes over ECL, too: it needs the UDP ports of the same numbers as the TCP ports.
+    #[serde(default = "ecl_default")]
+    pub ecl: bool,
     /// What lies beneath the workers.
     #[serde(default)]
     pub runtime: RuntimeKind,
@@ -198,6 +201,10 @@ fn listen_default() -> Vec<SocketAddr> {
     vec![SocketAddr::from(([0, 0, 0, 0], strongroom_iscsi::DEFAULT_PORT))]
 }
 
+fn ecl_default() -> bool {
+    true
+}
+
 fn base_name_default() -> String {
     BASE_NAME_DEFAULT.to_owned()
 }
@@ -216,6 +223,7 @@ impl Config {
             admin_socket: None,
             workers: None,
             pin_workers: false,
+            ecl: ecl_default(),
             runtime: RuntimeKind::default(),
             busy_poll: BusyPoll::default(),
             limits: Limits::default(),
@@ -299,6 +307,7 @@ impl Config {
         keep("admin_socket", self.admin_socket == old.admin_socket);
         keep("workers", self.workers == old.workers);
         keep("pin_workers", self.pin_workers == old.pin_workers);
+        keep("ecl", self.ecl == old.ecl);
         keep("runtime", self.runtime == old.runtime);
         keep("busy_poll", self.busy_poll == old.busy_poll);
         self.root.clone_from(&old.root);
@@ -309,6 +318,7 @@ impl Config {
         self.node_key.clone_from(&old.node_key);
         self.admin_socket.clone_from(&old.admin_socket);
         (self.workers, self.pin_workers, self.runtime) = (old.workers, old.pin_workers, old.runtime);
+        self.ecl = old.ecl;
         self.busy_poll = old.busy_poll;
         kept
     }

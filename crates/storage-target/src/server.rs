@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use strongroom_handshake::{NodeKey, PublicKey};
-use strongroom_net::{Listener, Waker, affinity};
+use strongroom_net::{Listener, NetError, UdpSocket, Waker, affinity};
 
 use crate::access::ChapSecrets;
 use crate::admin::{self, AdminSocket, ReloadError, Reloaded};
@@ -25,6 +25,7 @@ use crate::transfers::Transfers;
 use crate::volume_keys::{OpenerFactory, ResealerFactory, VolumeKeys, WrapFactory};
 use crate::worker::Worker;
 use crate::worker::message::{Message, WorkerLink, WorkerMail};
+use crate::worker::network::PortalSockets;
 use crate::worker_directory::Mailbox;
 
 /// What a target is started with: its configuration, and what the binary has read from files for it.
@@ -85,7 +86,7 @@ impl Target {
         let config = &settings.config;
         let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
         let catalogue = open_catalogue(config)?;
-        let (listeners, portals) = listen(config)?;
+        let (sockets, portals) = listen(config, workers, node_key.is_some())?;
         let admin_path = config.admin_socket.clone().unwrap_or_else(|| admin::default_socket(&config.root));
         let metrics = Metrics::new(workers);
         let counters = Arc::clone(&metrics.background_crypto);
@@ -98,7 +99,7 @@ impl Target {
             workers,
         ));
         let transfers = Arc::new(Transfers::new());
-        let workers = start_workers(&services, &transfers, &listeners)?;
+        let workers = start_workers(&services, &transfers, sockets)?;
         // Dropped with an error, it stops the workers.
         let mut handle = TargetHandle { services, transfers, workers, admin: None, scheduler: None };
         handle.admin = Some(AdminSocket::start(&admin_path, Arc::clone(&handle.services))?);
@@ -126,21 +127,50 @@ fn open_catalogue(config: &Config) -> Result<Catalogue, CatalogueError> {
     Ok(catalogue)
 }
 
-/// Listens at every portal; the portals get the ports that the system has assigned.
-fn listen(config: &Config) -> Result<(Vec<Listener>, Vec<Portal>), StartError> {
+/// Listens at every portal, for each worker; the portals get the ports that the system has assigned. ECL has the UDP ports of the same numbers,
+/// where there are channels.
+fn listen(
+    config: &Config,
+    workers: usize,
+    has_identity: bool,
+) -> Result<(Vec<PortalSockets>, Vec<Portal>), StartError> {
     let mut portals = config.portals();
-    let listeners: Vec<Listener> =
-        portals.iter().map(|portal| Listener::bind(portal.address)).collect::<Result<_, _>>()?;
-    for (portal, listener) in portals.iter_mut().zip(&listeners) {
+    let none = || PortalSockets { listeners: Vec::new(), datagrams: Vec::new() };
+    let mut sockets: Vec<PortalSockets> = (0..workers).map(|_| none()).collect();
+    for portal in &mut portals {
+        let (listener, datagrams) = bind(portal.address, workers, config.ecl && has_identity)?;
         portal.address = listener.local_address();
+        for own in &mut sockets {
+            own.listeners.push(listener.try_clone()?);
+        }
+        sockets.iter_mut().zip(datagrams).for_each(|(own, socket)| own.datagrams.push(socket));
     }
-    Ok((listeners, portals))
+    Ok((sockets, portals))
+}
+
+/// How often another port is tried, where the system assigns one.
+const PORTS_TRIED: usize = 16;
+
+fn bind(address: SocketAddr, workers: usize, has_ecl: bool) -> Result<(Listener, Vec<UdpSocket>), NetError> {
+    let mut tries = 0;
+    loop {
+        let listener = Listener::bind(address)?;
+        if !has_ecl {
+            return Ok((listener, Vec::new()));
+        }
+        match UdpSocket::bind_group(listener.local_address(), workers) {
+            Ok(group) => return Ok((listener, group)),
+            // The system knows only that the TCP port is free.
+            Err(NetError::UdpPortTaken { .. }) if address.port() == 0 && tries < PORTS_TRIED => tries += 1,
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn start_workers(
     services: &Arc<TargetServices>,
     transfers: &Arc<Transfers>,
-    listeners: &[Listener],
+    sockets: Vec<PortalSockets>,
 ) -> Result<Vec<JoinHandle<()>>, StartError> {
     let cpus = affinity::available_cpus();
     let is_pinned = services.settings().config.pin_workers;
@@ -152,8 +182,7 @@ fn start_workers(
     services.workers.set_mailboxes(mailboxes.collect());
     let mut workers = Vec::with_capacity(count);
     let (started, outcome) = mpsc::channel();
-    for (index, (_, inbox)) in channels.into_iter().enumerate() {
-        let own = listeners.iter().map(Listener::try_clone).collect::<Result<Vec<_>, _>>()?;
+    for (index, ((_, inbox), own)) in channels.into_iter().zip(sockets).enumerate() {
         let cpu = is_pinned.then(|| cpus[index % cpus.len()]);
         let (services, started, waker) = (Arc::clone(services), started.clone(), wakers[index].clone());
         let links = senders.iter().zip(&wakers).map(|(sender, waker)| WorkerLink::new(sender.clone(), waker.clone()));
@@ -235,6 +264,12 @@ impl TargetHandle {
     /// Who is logged in.
     pub fn sessions(&self) -> Vec<SessionInfo> {
         self.services.metrics.counters.sessions()
+    }
+
+    /// Whether every worker still answers, within `patience`: for a watchdog. A worker that has ended counts as if it did, for the others
+    /// have taken over its volumes.
+    pub fn workers_answer(&self, patience: Duration) -> bool {
+        admin::workers_answer(&self.services, patience)
     }
 
     /// Reads the configuration again and puts it in force, as a whole or not at all.

@@ -180,6 +180,7 @@ impl TargetServices {
             schemes: config.channel_schemes().expect("a configuration is checked before it holds"),
             suites: config.channel_suites().expect("a configuration is checked before it holds"),
             transfers: strongroom_net::Transfers::Admitted,
+            ecl: if config.ecl { strongroom_net::EclLogins::Admitted } else { strongroom_net::EclLogins::Never },
             counters: Arc::clone(&self.metrics.crypto),
             channel: config.limits.channel(),
             rekey_after: Duration::from_secs(config.limits.rekey_after_s),

@@ -31,6 +31,9 @@ pub struct Stats {
     /// Connections that had proven nothing and were ended because another one needed their place.
     #[serde(default)]
     pub connections_evicted: u64,
+    /// Packets at the UDP ports that belong to no association.
+    #[serde(default)]
+    pub datagrams_dropped: u64,
     /// Logins that went through since the start.
     pub logins: u64,
     /// Logins that access rules or limits refused.
@@ -96,6 +99,7 @@ pub(crate) struct Counters {
     pub(crate) connections_accepted: AtomicU64,
     pub(crate) connections_refused: AtomicU64,
     pub(crate) connections_evicted: AtomicU64,
+    pub(crate) datagrams_dropped: AtomicU64,
     pub(crate) logins: AtomicU64,
     pub(crate) logins_refused: AtomicU64,
     pub(crate) setups_failed: AtomicU64,
@@ -153,6 +157,7 @@ impl Counters {
             connections_accepted: load(&self.connections_accepted),
             connections_refused: load(&self.connections_refused),
             connections_evicted: load(&self.connections_evicted),
+            datagrams_dropped: load(&self.datagrams_dropped),
             logins: load(&self.logins),
             logins_refused: load(&self.logins_refused),
             setups_failed: load(&self.setups_failed),

@@ -5,10 +5,10 @@
 //! thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6 (2), 1998): one alone gets half of it, `n` get
 //! 1/(n + 1) each, and a new session finds room at once. What is beyond that waits in its own session and is not answered BUSY.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustc_hash::FxHashMap;
 use strongroom_scsi::transport::target::TaskId;
 use strongroom_store::OpenOptions;
 
@@ -27,13 +27,13 @@ pub(crate) struct StoreQueue {
 #[derive(Debug, Default)]
 pub(crate) struct Share {
     queue: Arc<StoreQueue>,
-    tasks: HashMap<TaskId, u64>,
+    tasks: FxHashMap<TaskId, u64>,
     bytes: u64,
 }
 
 impl Share {
     pub(crate) fn of(queue: Arc<StoreQueue>) -> Share {
-        Share { queue, tasks: HashMap::new(), bytes: 0 }
+        Share { queue, tasks: FxHashMap::default(), bytes: 0 }
     }
 
     /// Whether a command may go to the store that takes this many bytes of its queue. Always, if the session has none there: then no

@@ -12,14 +12,17 @@ pub(crate) mod connection;
 mod connections;
 mod cross_unit;
 mod cross_worker;
+mod datagrams;
+mod ecl_session;
 mod eviction;
 mod grant;
 mod handover;
 mod login;
+mod login_machine;
 mod login_policy;
 pub(crate) mod machine;
 pub(crate) mod message;
-mod network;
+pub(crate) mod network;
 mod open_unit;
 mod opened_unit;
 mod opening;
@@ -32,7 +35,8 @@ mod scrubbing;
 mod session;
 mod session_commands;
 mod session_driver;
-pub(crate) mod session_machine;
+mod session_end;
+mod session_machine;
 mod sessions;
 mod slot_allocator;
 mod stream_sender;
@@ -47,7 +51,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_iscsi::target::{self as iscsi, Login, LoginEvent};
 use strongroom_iscsi::{CloseReason, target::ConnectionId};
-use strongroom_net::{Event, LinkEvent, Listener, NetError, Waker};
+use strongroom_net::{Event, LinkEvent, NetError, Waker};
 
 use crate::access::Identity;
 use crate::config::Limits;
@@ -59,8 +63,9 @@ use connection::{Connection, ConnectionKey, Disposition};
 use connections::Connections;
 use cross_unit::send_request;
 use login::{LoginContext, Logins};
+use login_machine::{EclLogin, LoginMachine};
 use message::{Message, WorkerMail};
-use network::Network;
+use network::{Network, PortalSockets};
 use order_slices::{OrderContext, OrderQueue};
 use routing::{CommandBounds, Routing};
 use timers::{Timer, Timers};
@@ -104,14 +109,15 @@ impl Worker {
     pub(crate) fn new(
         index: usize,
         (services, transfers): (Arc<TargetServices>, Arc<Transfers>),
-        listeners: Vec<Listener>,
+        sockets: PortalSockets,
         mail: WorkerMail,
         waker: Waker,
     ) -> Result<Worker, NetError> {
         let settings = services.settings();
         let bounds = CommandBounds::new(Arc::clone(&services.budget), &settings.config.limits);
         let (loads, counters) = (Arc::clone(&services.workers.loads), Arc::clone(&services.metrics.counters));
-        let network = Network::new(services.runtime_options(), waker.clone(), listeners, services.endpoint.portals())?;
+        let portals = (services.endpoint.portals(), (index, mail.links.len()));
+        let network = Network::new(services.runtime_options(), waker.clone(), sockets, portals)?;
         Ok(Worker {
             index,
             logins: Logins::new(index, Arc::clone(&services)),
@@ -241,6 +247,10 @@ impl Worker {
                     self.connections.forget_stream(stream);
                 }
                 Event::Accepted { listener, stream, peer } => self.accept_stream(listener, stream, peer),
+                Event::DatagramsReady { socket } => {
+                    let (datagrams, sessions) = (&mut self.network.datagrams, &mut self.routing.sessions);
+                    datagrams.receive(self.now, socket, sessions, &self.services.metrics.counters);
+                }
                 Event::Connected { .. } | Event::Woken => {}
             }
             taken += 1;
@@ -321,15 +331,12 @@ impl Worker {
             }
         }
         if let Some((key, id)) = connection.stage.session() {
-            let session = self.routing.sessions.get_mut(key);
-            let Some(machine) = session.and_then(|session| session.machine.iscsi_mut()) else {
-                return Disposition::End;
-            };
+            let Some(session) = self.routing.sessions.get_mut(key) else { return Disposition::End };
             if std::mem::take(&mut connection.has_progressed) {
-                machine.handle_progress(self.now, id);
+                session.machine.handle_progress(self.now, id);
             }
             if let Some(reason) = connection.stream.failure() {
-                machine.handle_closed(self.now, id, CloseReason::ConnectionLost(reason.to_owned()));
+                session.machine.handle_closed(self.now, id, CloseReason::ConnectionLost(reason.to_owned()));
             }
             return Disposition::Keep;
         }
@@ -356,8 +363,7 @@ impl Worker {
 
     fn on_link_event(&mut self, connection: &mut Connection, event: LinkEvent) -> Disposition {
         let session = connection.stage.session();
-        let session =
-            session.and_then(|(key, id)| Some((self.routing.sessions.get_mut(key)?.machine.iscsi_mut()?, id)));
+        let session = session.and_then(|(key, id)| Some((&mut self.routing.sessions.get_mut(key)?.machine, id)));
         match (event, &mut connection.login, session) {
             (LinkEvent::Established { peer }, _, _) => {
                 connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
@@ -371,12 +377,25 @@ impl Worker {
                     return Disposition::Transfer;
                 }
                 let config = self.logins.policy.session_config(peer.is_some(), connection.portal.group);
-                connection.login = Some(Box::new(Login::new(self.now, config)));
+                connection.login = Some(match connection.link.is_for_ecl() {
+                    true => LoginMachine::Ecl(EclLogin::default()),
+                    false => LoginMachine::Iscsi(Box::new(Login::new(self.now, config))),
+                });
             }
             (LinkEvent::Pdu(pdu), Some(login), _) => login.handle_pdu(&pdu),
-            (LinkEvent::Pdu(pdu), None, Some((session, id))) => session.handle_pdu(self.now, id, pdu),
-            (LinkEvent::Corrupt(pdu), _, Some((session, id))) => session.handle_corrupt_pdu(self.now, id, &pdu),
-            (LinkEvent::Pdu(_) | LinkEvent::Corrupt(_), ..) => {}
+            (LinkEvent::Pdu(pdu), None, Some((session, id))) => {
+                if let Some(machine) = session.iscsi_mut() {
+                    machine.handle_pdu(self.now, id, pdu);
+                }
+            }
+            (LinkEvent::Corrupt(pdu), _, Some((session, id))) => {
+                if let Some(machine) = session.iscsi_mut() {
+                    machine.handle_corrupt_pdu(self.now, id, &pdu);
+                }
+            }
+            (LinkEvent::Message(message), Some(login), _) => login.handle_message(&message),
+            (LinkEvent::Message(_), None, Some((session, _))) => session.close("a message behind an ECL login"),
+            (LinkEvent::Pdu(_) | LinkEvent::Corrupt(_) | LinkEvent::Message(_), ..) => {}
             (LinkEvent::Ended(end), Some(login), _) => {
                 login.handle_closed(CloseReason::ConnectionLost(end.to_string()));
             }

@@ -8,6 +8,7 @@ mod window;
 
 use std::collections::HashMap;
 
+use rustc_hash::FxHashMap;
 use strongroom_block::{AttachId, Stamp};
 use window::Window;
 
@@ -50,7 +51,8 @@ struct Attachment {
 /// All windows of a store.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
-    attachments: HashMap<(u32, AttachId), Attachment>,
+    /// Hashed without a secret: initiators choose the ids, but of no more than [`ATTACH_IDS_MAX`].
+    attachments: FxHashMap<(u32, AttachId), Attachment>,
     /// Handed out as [`Attachment::used`].
     next_use: u64,
     /// What they take in a segment table, in bytes, and may take.
@@ -62,7 +64,7 @@ impl Operations {
     /// None, for a store with segments of this size.
     pub(crate) fn new(segment_bytes: u32) -> Operations {
         let bytes_max = ((segment_bytes / SEGMENT_SHARE) as usize).min(OPERATIONS_BYTES_MAX);
-        Operations { attachments: HashMap::new(), next_use: 0, bytes: HEADER, bytes_max }
+        Operations { attachments: FxHashMap::default(), next_use: 0, bytes: HEADER, bytes_max }
     }
 
     /// Whether there is none.

@@ -52,6 +52,9 @@ pub(crate) struct Attachment {
 /// How an attachment is doing, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Health {
+    /// How its packets do, over ECL.
+    #[serde(default)]
+    pub(crate) transport: Option<String>,
     /// How its keys stand, if a server lends them.
     #[serde(default)]
     pub(crate) keys: Option<String>,

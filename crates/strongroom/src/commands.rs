@@ -9,6 +9,7 @@ pub(crate) mod discover;
 pub(crate) mod drain;
 pub(crate) mod erase;
 pub(crate) mod format;
+pub(crate) mod generate;
 pub(crate) mod identity;
 pub(crate) mod key;
 pub(crate) mod keyserver;

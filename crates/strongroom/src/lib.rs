@@ -81,6 +81,8 @@ enum Command {
     Copy(commands::copy::CopyArgs),
     Discover(commands::discover::DiscoverArgs),
     Plan(Box<commands::plan::PlanArgs>),
+    #[command(hide = true)]
+    Generate(commands::generate::GenerateArgs),
     #[command(hide = true, disable_help_flag = true, disable_version_flag = true)]
     Bench(BenchArgs),
     Demo(demo::DemoArgs),
@@ -115,6 +117,7 @@ impl Command {
             | Command::Drain(_)
             | Command::Reload(_)
             | Command::Detach(_)
+            | Command::Generate(_)
             | Command::Bench(_)
             | Command::Demo(_) => false,
         }
@@ -213,6 +216,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         Command::Copy(args) => commands::copy::run(args),
         Command::Discover(args) => commands::discover::run(args),
         Command::Plan(args) => commands::plan::run(&args),
+        Command::Generate(args) => commands::generate::run(&args, Cli::command()),
         Command::Bench(_) => {
             eprintln!("strongroom: {BENCH_MOVED}");
             return ExitCode::from(2);

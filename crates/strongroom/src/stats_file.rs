@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 use strongroom_block::{CryptoBytes, CryptoCounters};
-use strongroom_initiator::{PipelineStatus, PollCounters, RemoteDevice};
+use strongroom_initiator::{PacketStatus, PipelineStatus, PollCounters, RemoteDevice};
+
+use crate::units::show_size;
 
 /// How often an attachment's counters are written.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
@@ -58,6 +60,9 @@ struct AttachmentStats {
     /// How often this end, and the target, have changed keys on the connections that there are now.
     rekeys: u64,
     peer_rekeys: u64,
+    /// How the packets do, over ECL; absent over iSCSI.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ecl: Option<EclStats>,
     /// How keys that a server lends stand; absent without such.
     #[serde(skip_serializing_if = "Option::is_none")]
     keys: Option<Keys>,
@@ -65,6 +70,57 @@ struct AttachmentStats {
     busy_poll: BusyPollStats,
     /// Cryptography of this process, for channels and seals together: sent are `encrypted` and `mac_made`.
     crypto: Crypto,
+}
+
+/// The packets of the association that there is now, or was last.
+#[derive(Serialize)]
+struct EclStats {
+    quantum_bytes: u32,
+    /// Longest packet that the path takes, as far as is known.
+    packet_bytes: usize,
+    packets_sent: u64,
+    packets_lost: u64,
+    packets_received: u64,
+    /// Of quanta that were received into memory of their own.
+    placed_bytes: u64,
+    round_trip_us: Option<u64>,
+    round_trip_min_us: Option<u64>,
+    /// Congestion window.
+    window_bytes: u32,
+}
+
+impl From<PacketStatus> for EclStats {
+    fn from(status: PacketStatus) -> EclStats {
+        let micros = |time: Option<Duration>| time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        EclStats {
+            quantum_bytes: status.quantum_bytes,
+            packet_bytes: status.packet_bytes,
+            packets_sent: status.packets_sent,
+            packets_lost: status.packets_lost,
+            packets_received: status.packets_received,
+            placed_bytes: status.placed_bytes,
+            round_trip_us: micros(status.round_trip),
+            round_trip_min_us: micros(status.smallest_round_trip),
+            window_bytes: status.window_bytes,
+        }
+    }
+}
+
+/// The same for people.
+pub(crate) fn packets_in_words(status: &PacketStatus) -> String {
+    let lost = percent(status.packets_lost, status.packets_sent);
+    let round_trip = status.round_trip.unwrap_or_default().as_secs_f64() * 1000.0;
+    format!(
+        "quantum {}, packets up to {} bytes, {lost} lost, round trip {round_trip:.2} ms, congestion window {}",
+        status.quantum_bytes,
+        status.packet_bytes,
+        show_size(status.window_bytes.into())
+    )
+}
+
+/// A share, for people.
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    format!("{:.2}%", 100.0 * part as f64 / (whole.max(1)) as f64)
 }
 
 /// What busy polling came to.
@@ -187,6 +243,7 @@ fn stats(device: &RemoteDevice, counters: &CryptoCounters) -> AttachmentStats {
         previous_reads: device.previous_reads().count,
         rekeys: status.rekeys,
         peer_rekeys: status.peer_rekeys,
+        ecl: status.packets.map(EclStats::from),
         keys: device.key_status().map(|keys| Keys {
             epoch: keys.epoch,
             epochs: keys.epochs,

@@ -179,7 +179,7 @@ impl Session {
                 let record = packet.body.get(8..).unwrap_or_default();
                 quantum::check(packet, record, self.quantum_bytes, self.planted)?;
                 task.take_quantum(packet, self.quantum_bytes)?;
-                if packet.header.segment != Segment::WHOLE {
+                if packet.header.segment != Segment::WHOLE && packet.is_placed {
                     self.connection.statistics.copied_bytes += packet.payload.len() as u64;
                     self.connection.statistics.placed_bytes -= packet.payload.len() as u64;
                 }

@@ -35,6 +35,7 @@ pub struct Session {
     resending: VecDeque<Content>,
     /// The end of the session, behind the events of its tasks.
     closed: Option<Event<()>>,
+    close_reason: Option<CloseReason>,
     drain: Option<(Instant, Duration)>,
     /// The last packet, once the session is over.
     goodbye: Option<Transmit>,
@@ -51,6 +52,7 @@ impl Session {
             tasks: TaskSet::new(config),
             resending: VecDeque::new(),
             closed: None,
+            close_reason: None,
             drain: None,
             goodbye: None,
         }
@@ -259,6 +261,17 @@ impl Session {
         self.resending.clear();
         let misbehaved = matches!(reason, CloseReason::Misbehaved(_));
         self.closed = Some(Event::Closed { misbehaved, reason: reason.to_string() });
+        self.close_reason = Some(reason);
+    }
+
+    /// Why it is over, once it is.
+    pub fn close_reason(&self) -> Option<&CloseReason> {
+        self.close_reason.as_ref()
+    }
+
+    /// How many commands the logical unit executes.
+    pub fn executing(&self) -> usize {
+        self.tasks.executing()
     }
 
     /// Whether `Closed` was emitted.

@@ -155,7 +155,7 @@ impl TaskSet {
             true => assembly.take_quantum(packet, packet.body.clone(), quantum_bytes, limit_bytes)?,
             false => assembly.take_plain(packet, limit_bytes)?,
         }
-        if is_sealed && packet.header.segment != Segment::WHOLE {
+        if is_sealed && packet.header.segment != Segment::WHOLE && packet.is_placed {
             self.transfers.joined_bytes += packet.payload.len() as u64;
         }
         Ok(self.advance_task(tag)?)
@@ -556,6 +556,11 @@ impl TaskSet {
             _ => 0,
         };
         self.tasks.iter().map(|(_, task)| unsent(task)).sum()
+    }
+
+    /// How many commands the logical unit executes.
+    pub(super) fn executing(&self) -> usize {
+        self.tasks.iter().filter(|(_, task)| matches!(task.phase, Phase::Executing)).count()
     }
 
     /// Memory that the session's commands occupy, in bytes.

@@ -7,6 +7,7 @@
 
 mod admit;
 mod claim;
+mod datagrams;
 mod keys;
 mod pace;
 mod reconnection;
@@ -29,8 +30,9 @@ use crate::pipeline::engine::{Engine, EngineCounters};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::unit::UnitDescription;
 use crate::session::nexus::{Nexus, Notice};
-use crate::session::transport::{SessionTransport, Wire};
+use crate::session::transport::{PacketStatus, SessionTransport, Wire};
 use crate::{AttachError, AttachOptions, PipelineStatus};
+use datagrams::DatagramSocket;
 use pace::Pace;
 use reconnection::Reconnection;
 
@@ -38,6 +40,8 @@ use reconnection::Reconnection;
 const STREAMS_MAX: usize = 64;
 /// How long a detach may take to say goodbye.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the answer to a logout is waited for at the end, where the goodbye needs it.
+const LOGOUT_ANSWER_MAX: Duration = Duration::from_millis(500);
 
 /// What the first connection gave.
 #[derive(Debug)]
@@ -57,6 +61,8 @@ pub struct ConnectionStatus {
     pub connections: u64,
     /// TCP connections of the session now.
     pub wires: usize,
+    /// How its packets do, over ECL; as they did last, while the connection is lost.
+    pub packets: Option<PacketStatus>,
     /// How often we have changed the keys of these connections' channels.
     pub rekeys: u64,
     /// How often the target has.
@@ -109,6 +115,10 @@ pub(super) struct Driver<T: SessionTransport> {
     runtime: Runtime,
     purpose: Purpose,
     state: SessionState<T>,
+    /// For a transport that has datagrams, while there is a session.
+    datagrams: Option<DatagramSocket>,
+    /// They were sent for long enough, and there are more.
+    has_more: bool,
     attachment: Attachment,
     pace: Pace,
     first: Option<SyncSender<Result<Attached, AttachError>>>,
@@ -141,6 +151,8 @@ impl<T: SessionTransport> Driver<T> {
             runtime,
             purpose,
             state: SessionState::Idle { retry_at: Instant::now() },
+            datagrams: None,
+            has_more: false,
             attachment: Attachment::new(&options),
             pace,
             first: Some(first),
@@ -165,15 +177,30 @@ impl<T: SessionTransport> Driver<T> {
         self.leave();
     }
 
-    /// Says goodbye on a connection that is still there, without waiting for an answer.
+    /// Says goodbye on a connection that is still there, and waits for an answer only where the goodbye needs it.
     fn leave(&mut self) {
         if let SessionState::Active(nexus) = &mut self.state {
             nexus.log_out(Instant::now());
-            for at in 0..nexus.wires().len() {
-                let mut last = nexus.transmit(at, None);
-                let _ = self.runtime.send(nexus.wires()[at].stream, &mut last);
+        }
+        self.transmit(Instant::now());
+        // The end of its connection could overtake a logout that goes by datagrams, and look like a loss.
+        let until = Instant::now() + LOGOUT_ANSWER_MAX;
+        while self.datagrams.is_some() && Instant::now() < until {
+            let next = self.next_timeout().map_or(until, |at| at.min(until));
+            let pause = next.saturating_duration_since(Instant::now());
+            if self.runtime.poll(Some(pause)).is_err() {
+                break;
             }
-            hang_up(&mut self.runtime, nexus);
+            self.receive();
+            let now = Instant::now();
+            if let SessionState::Active(nexus) = &mut self.state {
+                nexus.handle_timeout(now);
+            }
+            self.process(now);
+            self.transmit(now);
+        }
+        if let SessionState::Active(nexus) = &mut self.state {
+            hang_up(&mut self.runtime, nexus, self.datagrams.take());
         }
         // What waits in a socket's queue goes out as far as the kernel takes it.
         let _ = self.runtime.poll(Some(Duration::ZERO));
@@ -194,6 +221,12 @@ impl<T: SessionTransport> Driver<T> {
         }
         self.handle_timeouts(now);
         self.process(now);
+        if let (None, SessionState::Active(nexus)) = (&self.datagrams, &self.state) {
+            match DatagramSocket::open(&mut self.runtime, nexus) {
+                Ok(opened) => self.datagrams = opened,
+                Err(error) => self.lose(now, error),
+            }
+        }
         self.check_lease(now);
         self.call_further(now);
         self.adapt(now);
@@ -259,11 +292,12 @@ impl<T: SessionTransport> Driver<T> {
     fn publish(&mut self) {
         let Some(engine) = &mut self.attachment.engine else { return };
         let finished = engine.table.take_finished();
-        let (wires, rekeys) = match &self.state {
+        let (wires, rekeys, packets) = match &self.state {
             SessionState::Active(nexus) => {
-                (nexus.wires().iter().filter(|wire| wire.is_in_session).count(), nexus.rekeys())
+                let wires = nexus.wires().iter().filter(|wire| wire.is_in_session).count();
+                (wires, nexus.rekeys(), nexus.packet_status())
             }
-            SessionState::Idle { .. } | SessionState::Refused => (0, (0, 0)),
+            SessionState::Idle { .. } | SessionState::Refused => (0, (0, 0), None),
         };
         let mut status = lock(&self.status);
         status.engine = engine.counters;
@@ -272,6 +306,7 @@ impl<T: SessionTransport> Driver<T> {
         status.wires = wires;
         status.busy_poll = self.runtime.counters().busy_poll;
         (status.rekeys, status.peer_rekeys) = rekeys;
+        status.packets = packets.or(status.packets);
         drop(status);
         // Published before the completions: their consumer finds a status that includes them.
         self.intake.finish(finished);
@@ -280,7 +315,11 @@ impl<T: SessionTransport> Driver<T> {
     fn next_timeout(&self) -> Option<Instant> {
         let state = match &self.state {
             SessionState::Idle { retry_at } => Some(*retry_at),
-            SessionState::Active(nexus) => nexus.poll_timeout(),
+            SessionState::Active(nexus) => {
+                // Timers of packets mean nothing while none can leave.
+                let blocked_until = self.datagrams.as_ref().and_then(DatagramSocket::blocked_until);
+                blocked_until.max(nexus.poll_timeout())
+            }
             SessionState::Refused => None,
         };
         let give_up = self.give_up_at();
@@ -392,6 +431,11 @@ impl<T: SessionTransport> Driver<T> {
                     }
                 }
                 Event::PeerFinished { stream } => nexus.handle_eof(stream),
+                Event::DatagramsReady { .. } => {
+                    if let Some(datagrams) = &mut self.datagrams {
+                        datagrams.receive(now, nexus);
+                    }
+                }
                 Event::SendLow { stream } => {
                     if let Some(at) = nexus.wire_of(stream) {
                         nexus.wire(at).is_blocked = false;
@@ -472,6 +516,7 @@ impl<T: SessionTransport> Driver<T> {
     }
 
     fn transmit(&mut self, now: Instant) {
+        self.has_more = false;
         let SessionState::Active(nexus) = &mut self.state else { return };
         for at in 0..nexus.wires().len() {
             while nexus.wires()[at].is_connected && !nexus.wires()[at].is_blocked {
@@ -487,6 +532,9 @@ impl<T: SessionTransport> Driver<T> {
                 }
             }
         }
+        if let Some(datagrams) = &mut self.datagrams {
+            self.has_more = datagrams.transmit(now, nexus, self.attachment.engine.as_mut());
+        }
     }
 
     /// The connection (or a try) has ended.
@@ -494,7 +542,7 @@ impl<T: SessionTransport> Driver<T> {
         let mut pause = self.reconnection.pause();
         if let SessionState::Active(nexus) = &mut self.state {
             pause = pause.max(nexus.reconnect_after());
-            hang_up(&mut self.runtime, nexus);
+            hang_up(&mut self.runtime, nexus, self.datagrams.take());
         }
         self.state = SessionState::Idle { retry_at: now + pause };
         self.attachment.disconnected();
@@ -550,9 +598,12 @@ impl<T: SessionTransport> Driver<T> {
     }
 }
 
-/// Says goodbye on every wire, and closes them.
-fn hang_up<T: SessionTransport>(runtime: &mut Runtime, nexus: &mut Nexus<T>) {
+/// Says goodbye on every wire, and by a datagram, and closes them.
+fn hang_up<T: SessionTransport>(runtime: &mut Runtime, nexus: &mut Nexus<T>, datagrams: Option<DatagramSocket>) {
     nexus.close();
+    if let Some(datagrams) = datagrams {
+        datagrams.close(runtime, nexus);
+    }
     for at in 0..nexus.wires().len() {
         let mut last = nexus.transmit(at, None);
         let stream = nexus.wires()[at].stream;

@@ -1,41 +1,56 @@
 //! Feedback to the target: which versions opened, so that it need not keep the ones before them.
 //!
-//! Kept off the hot path and bounded on every side: a set of what was told already, batches of pairs, one message in flight,
+//! Kept off the hot path and bounded on every side: a table of what was told lately, batches of pairs, one message in flight,
 //! a pause between messages. All of it may be lost; it only costs the target space for a while.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
 use strongroom_block::{Lba, StoreSequence};
 
 /// Pairs in one message.
 const BATCH_PAIRS: usize = 1024;
 /// Pairs waiting; more are dropped (they are seen again at the next read).
 const WAITING_PAIRS_MAX: usize = 16 * 1024;
-/// Remembered pairs that were told already.
-const TOLD_PAIRS_MAX: usize = 64 * 1024;
+/// Remembered pairs, a power of two.
+const TOLD_PAIRS: usize = 64 * 1024;
 /// From the first pair of a batch to its message, if the batch is not full before.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Versions that opened and were not told yet.
 #[derive(Debug, Default)]
 pub(crate) struct VerifiedFeedback {
-    waiting: FxHashMap<Lba, StoreSequence>,
-    told: FxHashMap<Lba, StoreSequence>,
+    waiting: VecDeque<(Lba, StoreSequence)>,
+    told: ToldPairs,
     due: Option<Instant>,
     in_flight: bool,
+}
+
+/// Pairs that were told lately, or wait. Each block has one slot, which it shares with the blocks that are [`TOLD_PAIRS`] and multiples of that
+/// away: neighbouring blocks have neighbouring slots, so that a sequential read, which looks here once for each block, finds them in the
+/// cache. A pair that was pushed out is told once more.
+#[derive(Debug, Default)]
+struct ToldPairs(Vec<(Lba, StoreSequence)>);
+
+impl ToldPairs {
+    /// Whether the pair is new; it is remembered.
+    fn insert(&mut self, lba: Lba, sequence: StoreSequence) -> bool {
+        if self.0.is_empty() {
+            // No version has this sequence.
+            self.0.resize(TOLD_PAIRS, (Lba(0), StoreSequence(0)));
+        }
+        let slot = &mut self.0[lba.0 as usize % TOLD_PAIRS];
+        std::mem::replace(slot, (lba, sequence)) != (lba, sequence)
+    }
 }
 
 impl VerifiedFeedback {
     /// A version opened.
     pub(crate) fn note(&mut self, now: Instant, lba: Lba, sequence: StoreSequence) {
-        if sequence == StoreSequence(0)
-            || self.told.get(&lba) == Some(&sequence)
-            || self.waiting.len() >= WAITING_PAIRS_MAX
-        {
+        if sequence == StoreSequence(0) || self.waiting.len() >= WAITING_PAIRS_MAX || !self.told.insert(lba, sequence) {
             return;
         }
-        self.waiting.insert(lba, sequence);
+        self.waiting.push_back((lba, sequence));
         if self.waiting.len() >= BATCH_PAIRS {
             self.due = Some(now);
         } else if self.due.is_none() {
@@ -53,21 +68,16 @@ impl VerifiedFeedback {
         self.due.filter(|_| !self.in_flight)
     }
 
-    /// The next message's pairs, if it is due and none is in flight.
+    /// The next message's pairs, if it is due and none is in flight: by block, and of one block the last that was noted.
     pub(crate) fn take_due(&mut self, now: Instant) -> Option<Vec<(Lba, StoreSequence)>> {
         if self.due()? > now {
             return None;
         }
-        let mut pairs: Vec<(Lba, StoreSequence)> =
-            self.waiting.iter().take(BATCH_PAIRS).map(|(lba, sequence)| (*lba, *sequence)).collect();
-        pairs.sort_unstable();
-        if self.told.len() + pairs.len() > TOLD_PAIRS_MAX {
-            self.told.clear();
-        }
-        for (lba, sequence) in &pairs {
-            self.waiting.remove(lba);
-            self.told.insert(*lba, *sequence);
-        }
+        let count = self.waiting.len().min(BATCH_PAIRS);
+        let mut pairs: Vec<(Lba, StoreSequence)> = self.waiting.drain(..count).collect();
+        pairs.reverse();
+        pairs.sort_by_key(|(lba, _)| *lba);
+        pairs.dedup_by_key(|(lba, _)| *lba);
         let pause = if self.waiting.len() >= BATCH_PAIRS { Duration::ZERO } else { PAUSE };
         self.due = (!self.waiting.is_empty()).then(|| now + pause);
         self.in_flight = !pairs.is_empty();
@@ -104,6 +114,16 @@ mod tests {
         assert_eq!(feedback.due(), None, "one message at a time");
         feedback.sent_or_lost();
         assert_eq!(feedback.take_due(start + PAUSE), Some(vec![(Lba(3), StoreSequence(9))]));
+        feedback.sent_or_lost();
+        feedback.note(start, Lba(5), StoreSequence(8));
+        feedback.note(start, Lba(5), StoreSequence(12));
+        let due = feedback.due().unwrap();
+        assert_eq!(
+            feedback.take_due(due),
+            Some(vec![(Lba(5), StoreSequence(12))]),
+            "of one block, what was noted last"
+        );
+        feedback.sent_or_lost();
         for lba in 0..2 * WAITING_PAIRS_MAX as u64 {
             feedback.note(start, Lba(lba), StoreSequence(77));
         }

@@ -16,8 +16,9 @@ use strongroom_iscsi::{Agreed, CloseReason};
 use strongroom_net::{LinkEnd, LinkEvent, StreamId};
 
 use self::further::FurtherConnections;
-use self::login::{login_config, login_error};
+use self::login::login_config;
 use crate::chap::ChapAccount;
+use crate::error::login_error;
 use crate::pipeline::stamps::random;
 use crate::session::transport::{SessionChange, SessionTransport, Wire, WireFailure};
 use crate::{AttachError, AttachOptions};
@@ -246,6 +247,8 @@ impl SessionTransport for IscsiTransport {
                         session.handle_corrupt_pdu_on(now, id, &pdu);
                     }
                 }
+                // Of ECL logins, which this is none of.
+                LinkEvent::Message(_) => {}
                 LinkEvent::Ended(end) => return Err(WireFailure::Connection(link_lost(&end))),
             }
         }

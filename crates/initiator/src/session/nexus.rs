@@ -6,17 +6,18 @@
 
 mod lease;
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use strongroom_block::{Buffer, Custody};
-use strongroom_net::StreamId;
+use strongroom_net::{PacketSplit, StreamId, UdpPacket, UdpTransmit};
 use strongroom_scsi::transport::initiator::{Completed, DataIn, Event, Session, SubmitError, TaskId};
 
 use crate::pipeline::engine::{CommandId, Engine};
 use crate::pipeline::unit::UnitDescription;
 use crate::session::probe::{Probe, ProbeStep};
-use crate::session::transport::{SessionChange, SessionTransport, Wire, WireFailure};
+use crate::session::transport::{PacketStatus, SessionChange, SessionTransport, Wire, WireFailure};
 use crate::session::writer_lease::{LeaseOutcome, LeaseTalk};
 use crate::{AttachError, AttachOptions};
 
@@ -126,6 +127,31 @@ impl<T: SessionTransport> Nexus<T> {
     /// How often we and the target have changed the keys of the wires that there are.
     pub(crate) fn rekeys(&self) -> (u64, u64) {
         self.transport.rekeys()
+    }
+
+    /// Where datagrams go, once that is known, and if there are any.
+    pub(crate) fn datagram_peer(&self) -> Option<SocketAddr> {
+        self.transport.datagram_peer()
+    }
+
+    /// How most datagrams are split.
+    pub(crate) fn packet_split(&self) -> Option<PacketSplit> {
+        self.transport.packet_split()
+    }
+
+    /// A datagram has arrived.
+    pub(crate) fn handle_packet(&mut self, now: Instant, packet: UdpPacket) {
+        self.transport.handle_packet(now, packet);
+    }
+
+    /// The next datagram to send, if one may be sent now.
+    pub(crate) fn poll_packet(&mut self, now: Instant) -> Option<UdpTransmit> {
+        self.transport.poll_packet(now)
+    }
+
+    /// How datagrams do.
+    pub(crate) fn packet_status(&self) -> Option<PacketStatus> {
+        self.transport.packet_status()
     }
 
     /// Whether the socket of some wire stands.

@@ -5,11 +5,11 @@
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, Custody};
 use strongroom_handshake::PublicKey;
-use strongroom_net::StreamId;
+use strongroom_net::{PacketSplit, StreamId, UdpPacket, UdpTransmit};
 use strongroom_scsi::transport::initiator::Session;
 
 use crate::{AttachError, AttachOptions};
@@ -125,6 +125,29 @@ pub(crate) trait SessionTransport: Sized {
     /// Makes what is to be sent on a wire, up to about `bytes_max`; empty when there is no more.
     fn poll_transmit(&mut self, at: usize, bytes_max: usize) -> Vec<Buffer>;
 
+    /// Where datagrams are to go, once it is known; asked for until it is. A transport without datagrams never says.
+    fn datagram_peer(&self) -> Option<SocketAddr> {
+        None
+    }
+
+    /// How most datagrams are split.
+    fn packet_split(&self) -> Option<PacketSplit> {
+        None
+    }
+
+    /// A datagram from the target, or from who claims to be it.
+    fn handle_packet(&mut self, _now: Instant, _packet: UdpPacket) {}
+
+    /// The next datagram to send, if one may be sent now.
+    fn poll_packet(&mut self, _now: Instant) -> Option<UdpTransmit> {
+        None
+    }
+
+    /// How its datagrams do.
+    fn packet_status(&self) -> Option<PacketStatus> {
+        None
+    }
+
     /// Says goodbye on every wire: what `poll_transmit` then has is the last.
     fn close(&mut self);
 }
@@ -159,6 +182,29 @@ impl<C> Wire<C> {
             connection,
         }
     }
+}
+
+/// How the packets of an ECL association do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketStatus {
+    /// Bytes in a quantum: a block of the volume.
+    pub quantum_bytes: u32,
+    /// Longest packet that the path takes, as far as is known, in bytes.
+    pub packet_bytes: usize,
+    /// Packets sent.
+    pub packets_sent: u64,
+    /// Of those, packets that counted as lost.
+    pub packets_lost: u64,
+    /// Packets received and used.
+    pub packets_received: u64,
+    /// Bytes of quanta that were received into memory of their own, and not copied.
+    pub placed_bytes: u64,
+    /// Smoothed round trip, once it was measured.
+    pub round_trip: Option<Duration>,
+    /// The smallest round trip.
+    pub smallest_round_trip: Option<Duration>,
+    /// Congestion window, in bytes.
+    pub window_bytes: u32,
 }
 
 /// Why a wire gives no more.

@@ -9,6 +9,7 @@ mod block_sets;
 mod connections;
 mod custody_target;
 mod damage;
+mod ecl;
 mod epochs;
 mod file_system;
 mod growing;

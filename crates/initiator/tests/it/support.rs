@@ -217,7 +217,10 @@ fn serve(
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         match Target::start(target_options(root, address, change, next_config)) {
-            Err(StartError::Net(NetError::AddressTaken { .. })) if Instant::now() < end => {
+            // A UDP port may be an initiator's for a while, which the system has chosen.
+            Err(StartError::Net(NetError::AddressTaken { .. } | NetError::UdpPortTaken { .. }))
+                if Instant::now() < end =>
+            {
                 std::thread::sleep(Duration::from_millis(10));
             }
             started => return started.unwrap(),

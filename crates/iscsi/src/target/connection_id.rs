@@ -4,6 +4,11 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub(super) u32);
 
+impl ConnectionId {
+    /// The only connection of a session of another transport, which has but one.
+    pub const ONLY: ConnectionId = ConnectionId(0);
+}
+
 /// Whether a connection with some CID may be added now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MayAdd {

@@ -1,6 +1,8 @@
 //! The tasks of a session: by slot and by tag, which of them use a place of the command window, and the tags of those that ended early.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 use super::connection_id::ConnectionId;
 use super::outbox::Window;
@@ -19,7 +21,8 @@ const ENDED_MAX: usize = TASKS_MAX;
 #[derive(Debug)]
 pub(super) struct TaskTable {
     slots: Slots<Task>,
-    by_tag: HashMap<u32, Key>,
+    /// Hashed without a secret: the initiator chooses the tags, but of no more than [`TASKS_MAX`] and the immediate ones at a time.
+    by_tag: FxHashMap<u32, Key>,
     ended: VecDeque<u32>,
     queue_depth: u16,
     /// Tasks that use a place of the command window.
@@ -31,7 +34,7 @@ impl TaskTable {
     pub(super) fn new(queue_depth: u16) -> TaskTable {
         TaskTable {
             slots: Slots::new(),
-            by_tag: HashMap::new(),
+            by_tag: FxHashMap::default(),
             ended: VecDeque::new(),
             queue_depth,
             window_used: 0,

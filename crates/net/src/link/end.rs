@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use strongroom_channel::ChannelError;
+use strongroom_channel::{Channel, ChannelError};
 use strongroom_handshake::HandshakeError;
 use strongroom_iscsi::pdu::PduError;
 
@@ -57,9 +57,20 @@ pub enum LinkEnd {
     /// The peer sent what is no PDU.
     #[error("the peer broke the protocol: {0}; check that both ends run compatible versions")]
     Pdu(#[from] PduError),
+    /// The peer sent what has no place in an ECL login.
+    #[error("the peer broke the protocol of an ECL login: {0}; check that both ends run compatible versions")]
+    EclLogin(&'static str),
     /// The caller sent a PDU before the link was established.
     #[error("a message was to be sent before the connection was established; please report this as a bug")]
     SentTooEarly,
+}
+
+/// What the end of a channel's stream means.
+pub(super) fn of_stream(channel: &mut Channel) -> LinkEnd {
+    match channel.handle_eof() {
+        Ok(()) => LinkEnd::PeerClosed,
+        Err(error) => error.into(),
+    }
 }
 
 impl LinkEnd {

@@ -2,7 +2,7 @@
 
 use strongroom_block::Buffer;
 use strongroom_channel::{Channel, ChannelLimits};
-use strongroom_handshake::{Protocol, PublicKey};
+use strongroom_handshake::PublicKey;
 
 use super::{Link, LinkState};
 
@@ -43,15 +43,10 @@ pub struct TransferChannel {
 }
 
 impl Link {
-    pub(super) fn begin_channel(&mut self, channel: Box<Channel>, protocol: Protocol, peer: PublicKey) {
-        if protocol == Protocol::Transfer {
-            // What comes next is none of ours.
-            self.held = Some(Vec::new());
-            self.state = LinkState::Transfer(channel);
-        } else {
-            self.state = LinkState::Channel(channel);
-        }
-        self.establish(Some(peer));
+    pub(super) fn begin_transfer(&mut self, channel: Box<Channel>) {
+        // What comes next is none of ours.
+        self.held = Some(Vec::new());
+        self.state = LinkState::Transfer(channel);
     }
 
     /// Whether both ends agreed on a transfer: then no PDUs flow, and [`Link::into_transfer`] has the channel.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::busy_poll::BusyPoller;
 use super::epoll::Epoll;
-use super::event::{ListenerId, StreamId};
+use super::event::{DatagramId, ListenerId, StreamId};
 use super::options::{Flavour, FlavourChoice, RuntimeOptions};
 use super::table::{Failed, Table};
 use super::uring::Uring;
@@ -63,6 +63,23 @@ impl Driver {
         match self {
             Driver::Epoll(epoll) => epoll.remove_listener(table, id),
             Driver::Uring(uring) => uring.remove_listener(table, waker, id),
+        }
+    }
+
+    pub(super) fn add_datagrams(&mut self, table: &Table, id: DatagramId) -> Result<(), NetError> {
+        match self {
+            Driver::Epoll(epoll) => epoll.add_datagrams(table, id),
+            Driver::Uring(uring) => {
+                uring.add_datagrams(id);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn remove_datagrams(&mut self, table: &mut Table, id: DatagramId) {
+        match self {
+            Driver::Epoll(epoll) => epoll.remove_datagrams(table, id),
+            Driver::Uring(uring) => uring.remove_datagrams(table, id),
         }
     }
 

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::busy_poll::{BusyPoller, Look};
-use super::event::{ListenerId, StreamId};
+use super::event::{DatagramId, ListenerId, StreamId};
 use super::send_queue::SLICES_MAX;
 use super::socket;
 use super::stream::Phase;
@@ -30,6 +30,8 @@ const ACCEPTS_IN_A_ROW: usize = 64;
 
 const WAKER_TOKEN: u64 = u64::MAX;
 const LISTENER_BIT: u64 = 1 << 63;
+/// With the one before: a datagram socket.
+const DATAGRAM_BITS: u64 = LISTENER_BIT | 1 << 62;
 
 const READ: epoll::EventFlags = epoll::EventFlags::IN;
 const WRITE: epoll::EventFlags = epoll::EventFlags::OUT;
@@ -72,6 +74,18 @@ impl Epoll {
         // Exclusive: one of the runtimes that share the socket wakes, not all of them.
         epoll::add(&self.epoll, &table.listeners[id.0 as usize].fd, token, READ | epoll::EventFlags::EXCLUSIVE)
             .map_err(|source| NetError::system("watch a listening socket", source))
+    }
+
+    pub(super) fn add_datagrams(&mut self, table: &Table, id: DatagramId) -> Result<(), NetError> {
+        let token = epoll::EventData::new_u64(DATAGRAM_BITS | u64::from(id.0));
+        epoll::add(&self.epoll, &table.datagrams[id.0 as usize], token, READ)
+            .map_err(|source| NetError::system("watch a UDP socket", source))
+    }
+
+    pub(super) fn remove_datagrams(&mut self, table: &Table, id: DatagramId) {
+        if let Some(socket) = table.datagrams.get(id.0 as usize) {
+            let _ = epoll::delete(&self.epoll, socket);
+        }
     }
 
     /// Watches a stream that is connecting or connected.
@@ -235,6 +249,8 @@ impl Epoll {
                 waker.acknowledge();
                 table.counters.system_calls += 1;
                 table.pending.push_back(Pending::Woken);
+            } else if token & DATAGRAM_BITS == DATAGRAM_BITS {
+                table.pending.push_back(Pending::Datagrams(DatagramId(token as u32)));
             } else if token & LISTENER_BIT != 0 {
                 self.accept(table, ListenerId(token as u32));
             } else if let Err(failure) = self.ready(table, StreamId::from_token(token), flags) {

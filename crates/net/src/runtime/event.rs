@@ -32,6 +32,10 @@ impl StreamId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub(super) u32);
 
+/// A datagram socket that a runtime watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DatagramId(pub(super) u32);
+
 /// What happened. Events of one stream come in order; none comes after its `Closed`, nor after the owner's `close`,
 /// `abort` or `detach`.
 #[derive(Debug)]
@@ -73,6 +77,11 @@ pub enum Event<'a> {
         stream: StreamId,
         /// Why.
         failure: StreamFailure,
+    },
+    /// Packets wait in a datagram socket ([`watch_datagrams`](crate::Runtime::watch_datagrams)).
+    DatagramsReady {
+        /// In which.
+        socket: DatagramId,
     },
     /// A [`Waker`](crate::Waker) was used (any number of times).
     Woken,

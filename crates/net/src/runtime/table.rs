@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, sockopt};
 use slab::Slab;
 
-use super::event::{ListenerId, RuntimeCounters, StreamId};
+use super::event::{DatagramId, ListenerId, RuntimeCounters, StreamId};
 use super::options::RuntimeOptions;
 use super::send_queue::SendQueue;
 use super::socket::Listener;
@@ -66,6 +66,7 @@ pub(super) enum Pending {
         error: io::Error,
     },
     SendLow(StreamId),
+    Datagrams(DatagramId),
     /// Its slot is free already: reported regardless of the table.
     Closed {
         stream: StreamId,
@@ -86,6 +87,8 @@ pub(super) struct Table {
     pub(super) options: RuntimeOptions,
     pub(super) streams: Slab<Slot>,
     pub(super) listeners: Slab<Listener>,
+    /// Datagram sockets that are watched; their owners have them too.
+    pub(super) datagrams: Slab<OwnedFd>,
     pub(super) pending: VecDeque<Pending>,
     pub(super) dirty: Vec<StreamId>,
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, Deadline)>>,
@@ -105,6 +108,7 @@ impl Table {
         Table {
             options,
             streams: Slab::new(),
+            datagrams: Slab::new(),
             listeners: Slab::new(),
             pending: VecDeque::new(),
             dirty: Vec::new(),

@@ -63,6 +63,7 @@ impl Bench {
                 Event::SendLow { stream } => Seen::SendLow(stream),
                 Event::Closed { stream, failure } => Seen::Closed(stream, failure.to_string()),
                 Event::Woken => Seen::Woken,
+                Event::DatagramsReady { .. } => unreachable!("no datagram socket is watched"),
             };
             self.seen.push(seen);
         }

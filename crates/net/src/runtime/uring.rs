@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 
 use super::busy_poll::{BusyPoller, Look};
-use super::event::{ListenerId, StreamId};
+use super::event::{DatagramId, ListenerId, StreamId};
 use super::provided::Provided;
 use super::send_queue::SLICES_MAX;
 use super::socket;
@@ -46,6 +46,7 @@ enum Operation {
     Accept = 4,
     Wake = 5,
     Cancel = 6,
+    Datagrams = 7,
 }
 
 const INDEX_BITS: u32 = 28;
@@ -79,6 +80,8 @@ pub(super) struct Uring {
     spare_sends: Vec<Box<SendOperation>>,
     /// Streams to receive on again, when the buffers told of are given back.
     rearm: Vec<StreamId>,
+    /// Datagram sockets to look at again: with the next wait, when what was told of is taken.
+    rearm_datagrams: Vec<DatagramId>,
 }
 
 impl fmt::Debug for Uring {
@@ -112,6 +115,7 @@ impl Uring {
             completions: Vec::with_capacity(256),
             spare_sends: Vec::new(),
             rearm: Vec::new(),
+            rearm_datagrams: Vec::new(),
         };
         uring.watch_waker(waker);
         Ok(uring)
@@ -150,6 +154,17 @@ impl Uring {
         let Some(&(_, serial)) = self.accepting.iter().find(|(other, _)| *other == id) else { return };
         self.cancel(table, token(Operation::Accept, id.0, serial));
         self.settle(table, waker, |uring, _| uring.accepting.iter().all(|(other, _)| *other != id));
+    }
+
+    /// Looks for packets from the next wait on.
+    pub(super) fn add_datagrams(&mut self, id: DatagramId) {
+        self.rearm_datagrams.push(id);
+    }
+
+    /// The kernel lets go of the socket by itself; a completion that is under way is ignored.
+    pub(super) fn remove_datagrams(&mut self, table: &mut Table, id: DatagramId) {
+        self.rearm_datagrams.retain(|other| *other != id);
+        self.cancel(table, token(Operation::Datagrams, id.0, 0));
     }
 
     pub(super) fn accept_again(&mut self, table: &mut Table) {
@@ -311,6 +326,12 @@ impl Uring {
         for id in std::mem::take(&mut self.rearm) {
             self.update_receiving(table, id);
         }
+        for id in std::mem::take(&mut self.rearm_datagrams) {
+            if let Some(socket) = table.datagrams.get(id.0 as usize) {
+                let entry = opcode::PollAdd::new(Fd(socket.as_raw_fd()), libc::POLLIN as u32).build();
+                self.push(table, entry.user_data(token(Operation::Datagrams, id.0, 0)));
+            }
+        }
     }
 
     /// Ends everything, so that the memory of `table` may go. False if the kernel still holds some of it.
@@ -407,6 +428,9 @@ impl Uring {
                 code if code == Operation::Send as u64 => self.sent(table, id, completion.result()),
                 code if code == Operation::Connect as u64 => self.connected(table, id),
                 code if code == Operation::Accept as u64 => self.accepted(table, id, &completion),
+                code if code == Operation::Datagrams as u64 => {
+                    self.datagrams(table, DatagramId(id.index), completion.result())
+                }
                 code if code == Operation::Wake as u64 => self.woken(table, waker, completion.result()),
                 _ => {} // The answer to a cancellation; what counts is the cancelled operation's own completion.
             }
@@ -532,6 +556,14 @@ impl Uring {
         waker.acknowledge();
         table.pending.push_back(Pending::Woken);
         self.watch_waker(waker);
+    }
+
+    /// A datagram socket has packets, or an error to report.
+    fn datagrams(&mut self, table: &mut Table, id: DatagramId, result: i32) {
+        if !self.ending && result >= 0 && table.datagrams.contains(id.0 as usize) {
+            table.pending.push_back(Pending::Datagrams(id));
+            self.rearm_datagrams.push(id);
+        }
     }
 
     fn release_if_idle(&mut self, table: &mut Table, id: StreamId) {

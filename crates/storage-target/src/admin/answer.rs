@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use super::error::{ReloadError, RequestError};
@@ -74,6 +74,22 @@ fn ask<T>(services: &TargetServices, order: impl Fn(Sender<T>) -> Order) -> Vec<
     drop(sender);
     let until = Instant::now() + WORKER_PATIENCE;
     (0..count).map_while(|_| answers.recv_timeout(until.saturating_duration_since(Instant::now())).ok()).collect()
+}
+
+/// Whether every worker takes a message within `patience`. One that has ended counts as if it did: the others have taken over its volumes.
+pub(crate) fn workers_answer(services: &TargetServices, patience: Duration) -> bool {
+    let (sender, answers) = mpsc::channel();
+    services.tell_all(|| Message::Order(Order::Probe(sender.clone())));
+    drop(sender);
+    let until = Instant::now() + patience;
+    loop {
+        // Once every message was taken, or dropped with its worker, no sender is left.
+        match answers.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(()) => {}
+            Err(RecvTimeoutError::Disconnected) => return true,
+            Err(RecvTimeoutError::Timeout) => return false,
+        }
+    }
 }
 
 /// Has every session looked at again, of one volume or of all: how many ended, and how many may write now or no longer.

@@ -91,6 +91,12 @@ pub struct SessionReport {
     pub read_only: bool,
     /// What protects the connection: `S0` (nothing) or the channel's scheme.
     pub scheme: String,
+    /// What carries it: `iscsi` or `ecl`.
+    #[serde(default = "iscsi")]
+    pub transport: String,
+    /// How its packets do, over ECL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ecl: Option<EclReport>,
     /// Seconds since the login.
     pub age_s: f64,
     /// What the login settled, by the keys' names in RFC 7143.
@@ -115,6 +121,34 @@ pub struct SessionReport {
     pub bytes_written: u64,
     /// PDUs rejected since the login.
     pub rejects: u64,
+}
+
+fn iscsi() -> String {
+    "iscsi".to_owned()
+}
+
+/// The packets of an ECL association.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EclReport {
+    /// Bytes in a quantum: a block of the volume.
+    pub quantum_bytes: u32,
+    /// Longest packet that the path takes, as far as is known, in bytes.
+    pub packet_bytes: usize,
+    /// Packets sent since the login.
+    pub packets_sent: u64,
+    /// Of those, packets that counted as lost.
+    pub packets_lost: u64,
+    /// Packets received and used.
+    pub packets_received: u64,
+    /// Smoothed round trip, in microseconds, once it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_us: Option<u64>,
+    /// Congestion window, in bytes.
+    pub window_bytes: u32,
+    /// How often the target has changed its keys.
+    pub rekeys: u64,
+    /// How often the initiator has.
+    pub peer_rekeys: u64,
 }
 
 /// One connection of a session.

@@ -7,11 +7,11 @@
 pub(super) mod format;
 pub(super) mod table;
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustc_hash::FxHashMap;
 use strongroom_block::foreign;
 use strongroom_scsi::transport::target::{self as transport, Response, TaskId};
 use strongroom_scsi::vendor::lease::{Claim, LeaseId, LeaseMode, Standing, Writer, WriterRole};
@@ -28,7 +28,7 @@ use crate::names::{VolumeName, for_log};
 /// The leases, their file, and the sessions.
 pub(super) struct WriterLeases {
     table: LeaseTable,
-    sessions: HashMap<SessionKey, SessionStanding>,
+    sessions: FxHashMap<SessionKey, SessionStanding>,
     file: PersistentFile<Vec<LeaseRecord>>,
     changes: PendingChanges<LeaseChange>,
 }
@@ -87,7 +87,7 @@ pub(super) struct LeasesWritten {
 impl WriterLeases {
     pub(super) fn new((file, leases): (PersistentFile<Vec<LeaseRecord>>, Vec<LeaseRecord>)) -> WriterLeases {
         let changes = PendingChanges::default();
-        WriterLeases { table: LeaseTable::restore(leases), sessions: HashMap::new(), file, changes }
+        WriterLeases { table: LeaseTable::restore(leases), sessions: FxHashMap::default(), file, changes }
     }
 
     /// Advances the time by which leases lapse.

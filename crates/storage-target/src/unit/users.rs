@@ -1,8 +1,7 @@
 //! The sessions that use a unit: their nexuses, whether they may write, and their pending unit attentions. Also nexuses whose session has
 //! ended while tasks of theirs are still executing.
 
-use std::collections::HashMap;
-
+use rustc_hash::FxHashMap;
 use strongroom_scsi::{NexusId, Sense, UnitAttention, UnitAttentions};
 
 use super::task::SessionKey;
@@ -23,9 +22,9 @@ pub(super) struct User {
 /// All sessions of a unit.
 #[derive(Default)]
 pub(crate) struct Users {
-    active: HashMap<SessionKey, User>,
+    active: FxHashMap<SessionKey, User>,
     /// Sessions that have ended while tasks of theirs are executing.
-    leaving: HashMap<SessionKey, NexusId>,
+    leaving: FxHashMap<SessionKey, NexusId>,
 }
 
 impl Users {

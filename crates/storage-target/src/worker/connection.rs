@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login, LoginRequested};
+use strongroom_iscsi::target::{self as iscsi, ConnectionId, LoginRequested};
 use strongroom_iscsi::{CloseReason, LoginStatus};
 use strongroom_net::{Link, Runtime, StreamId, TransferChannel};
 
 use super::grant::{LoginGrant, UnitAddress};
+use super::login_machine::LoginMachine;
 use super::stream_sender::StreamSender;
 use crate::access::Identity;
 use crate::budget::Charge;
@@ -46,7 +47,7 @@ pub(super) struct Connection {
     pub(super) link: Link,
     pub(super) identity: Identity,
     /// From the link's handshake until the session.
-    pub(super) login: Option<Box<Login>>,
+    pub(super) login: Option<LoginMachine>,
     pub(super) stage: LoginStage,
     /// It waits to be driven.
     pub(super) is_ready: bool,
@@ -228,6 +229,9 @@ impl Connection {
             (None, Some(login)) => {
                 while let Some(pdu) = login.poll_transmit() {
                     self.link.send_pdu(pdu);
+                }
+                if let Some(refusal) = login.take_refusal() {
+                    self.link.send_message(&refusal);
                 }
             }
             (None, None) => {}

@@ -245,9 +245,8 @@ impl Logins {
                           address, or other rights; only who logged in first may add connections";
             return self.policy.reject_waiting(connection, LoginStatus::AUTHORIZATION_FAILED, reason);
         }
-        let key = session.key;
-        let Some(machine) = session.machine.iscsi_mut() else { return };
-        let verdict = machine.may_add(context.now, cid);
+        let (key, machine) = (session.key, session.machine.iscsi_mut());
+        let verdict = machine.map_or(MayAdd::Over, |machine| machine.may_add(context.now, cid));
         // A connection with this CID may have been closed by that.
         let Some(session) = context.routing.sessions.get_mut_ready(key) else { return };
         match verdict {
@@ -255,9 +254,9 @@ impl Logins {
                 if !self.slots.settle_login(connection, self.policy.limits()) {
                     return self.policy.reject_waiting(connection, LoginStatus::SERVICE_UNAVAILABLE, NO_SLOT);
                 }
-                let machine = context.routing.sessions.get(key).and_then(|session| session.machine.iscsi());
-                if let (Some(login), Some(machine)) = (&mut connection.login, machine) {
-                    login.accept_into(machine);
+                let session = context.routing.sessions.get(key).and_then(|session| session.machine.iscsi());
+                if let (Some(login), Some(session)) = (&mut connection.login, session) {
+                    login.accept_into(session);
                 }
                 connection.stage = LoginStage::Admitted { key, joins: true, grant };
             }

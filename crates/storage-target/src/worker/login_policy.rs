@@ -149,6 +149,11 @@ impl LoginPolicy {
             other => Denied::Refused(LoginStatus::TARGET_ERROR, other.to_string()),
         })?;
         let admission = self.may_use(&connection.origin(), initiator, &volume).map_err(refused)?;
+        if connection.link.is_for_ecl() {
+            let custody = volume.sealed.as_ref().map(|sealed| sealed.custody);
+            strongroom_ecl::check_volume(volume.geometry.block_size.bytes(), custody)
+                .map_err(|error| Denied::Refused(LoginStatus::UNSUPPORTED_VERSION, error.to_string()))?;
+        }
         match self.services.drain().of(&name) {
             Some(to) => Err(Denied::Drained { to: to.map(str::to_owned) }),
             None => Ok((volume, admission)),

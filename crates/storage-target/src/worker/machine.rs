@@ -8,22 +8,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use strongroom_channel::Scheme;
-use strongroom_ecl::{Config as AssociationConfig, target as ecl};
+use strongroom_ecl::{Config as AssociationConfig, Transmit, target as ecl};
 use strongroom_handshake::PublicKey;
-use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login};
 use strongroom_scsi::NexusId;
 use strongroom_scsi::transport::target::{Command, ManagementFunction, ManagementId, Response, TaskId, TaskManagement};
 
 use super::connection::ConnectionKey;
 use super::cross_worker::CrossWorkerMessage;
+use super::ecl_session::EclSession;
 use super::grant::LoginGrant;
 use super::open_unit::{OpenStoreLock, OpenUnit};
-use super::routing::{CommandBounds, NexusState, Routing, SessionEvent};
+use super::routing::{CommandBounds, NexusState, Routing};
 use super::session::Session;
-use super::session_machine::SessionMachine;
+use super::session_end::SessionEnd;
+use super::session_machine::{SessionEvent, SessionMachine};
 use super::units::{UnitEntry, UnitOutput};
 use crate::access::Identity;
 use crate::budget::{MemoryBudget, MemoryClass, SESSION_BYTES};
@@ -45,20 +46,18 @@ pub struct RoutedWorker {
     budget: Arc<MemoryBudget>,
     counters: Arc<Counters>,
     output: UnitOutput,
-    /// The connections of the logins that made associations.
-    associations: FxHashMap<SessionKey, u64>,
     /// Tasks that no session has asked for.
     own_tasks: FxHashSet<(SessionKey, TaskId)>,
     exchanges_responses: bool,
 }
 
-/// What has something to send, in terms of its transport.
+/// What a session sends, in terms of its transport.
 #[derive(Debug)]
 pub enum Sending<'a> {
-    /// PDUs, on this connection.
+    /// PDUs that it has for this connection.
     Iscsi(&'a mut iscsi::Session, ConnectionId),
-    /// Datagrams.
-    Ecl(&'a mut ecl::Session),
+    /// A packet.
+    Ecl(Transmit),
 }
 
 /// What becomes of a login.
@@ -131,17 +130,6 @@ impl Grant {
     }
 }
 
-/// Initiators of ours break no rules, however bad the network is.
-fn check_conduct(reason: &CloseReason) {
-    let is_breach = match reason {
-        CloseReason::Misbehaved(_) => true,
-        // Of ECL.
-        CloseReason::ConnectionLost(why) => why.contains("broke the protocol"),
-        _ => false,
-    };
-    assert!(!is_breach, "{reason}");
-}
-
 fn origin(node: PublicKey) -> Origin {
     let identity = Identity::Channel(node);
     Origin { identity, from: Ipv4Addr::LOCALHOST.into(), scheme: Some(Scheme::default()) }
@@ -161,7 +149,6 @@ impl RoutedWorker {
                 budget: Arc::clone(&budget),
                 counters: Arc::clone(&counters),
                 output: UnitOutput::default(),
-                associations: FxHashMap::default(),
                 own_tasks: FxHashSet::default(),
                 exchanges_responses: false,
             }
@@ -292,30 +279,31 @@ impl RoutedWorker {
     /// A login is over, and begins its session here.
     pub fn begin(&mut self, now: Instant, grant: Grant, login: Login, connection: u64) -> ConnectionId {
         let (machine, id) = iscsi::Session::new(now, login);
-        self.begin_session(now, grant, machine.into(), Some((id, ConnectionKey(connection))));
+        self.begin_session(now, grant, machine, (id, ConnectionKey(connection)));
         id
     }
 
     /// A login of ECL is over, and begins its association here.
     pub fn begin_association(&mut self, now: Instant, grant: Grant, config: &AssociationConfig, connection: u64) {
-        self.associations.insert(grant.session, connection);
-        let machine = SessionMachine::Ecl(Box::new(ecl::Session::new(now, config)));
-        self.begin_session(now, grant, machine, None);
+        let names = (config.connection_id, config.quantum_bytes);
+        // No socket, and no address: the simulation takes its packets.
+        let machine = EclSession::new(ecl::Session::new(now, config), names, (0, None));
+        self.begin_session(now, grant, machine, (ConnectionId::ONLY, ConnectionKey(connection)));
     }
 
     fn begin_session(
         &mut self,
         now: Instant,
         grant: Grant,
-        machine: SessionMachine,
-        connection: Option<(ConnectionId, ConnectionKey)>,
+        machine: impl Into<SessionMachine>,
+        connection: (ConnectionId, ConnectionKey),
     ) {
         let Grant { session: key, login: granted, node, .. } = grant;
         let from = origin(node);
         let charge = |class, bytes| self.budget.charge(class, bytes);
         let memory = (charge(MemoryClass::Sessions, SESSION_BYTES), charge(MemoryClass::Commands, 0));
         let mut session = Session::new(key, machine, granted, (from.identity, from.from, from.scheme), now, memory);
-        session.connections.extend(connection);
+        session.connections.push(connection);
         self.routing.sessions.mark_checked_out(&mut session);
         self.routing.sessions.insert(Box::new(session), false);
     }
@@ -347,10 +335,8 @@ impl RoutedWorker {
 
     /// One of ECL, which will be driven.
     pub fn association(&mut self, session: u64) -> Option<&mut ecl::Session> {
-        match &mut self.routing.sessions.get_mut_ready(SessionKey(session))?.machine {
-            SessionMachine::Ecl(machine) => Some(machine),
-            SessionMachine::Iscsi(_) => None,
-        }
+        let session = self.routing.sessions.get_mut_ready(SessionKey(session))?;
+        session.machine.ecl_mut().map(|association| &mut association.machine)
     }
 
     /// Ends a session of this worker in order.
@@ -372,10 +358,7 @@ impl RoutedWorker {
             }
         };
         session.is_ready = false;
-        let connection = match session.connections.first() {
-            Some((_, ConnectionKey(connection))) => *connection,
-            None => self.associations[&session.key],
-        };
+        let &(id, ConnectionKey(connection)) = session.connections.first().expect("it has one as long as it lives");
         let mut closed = None;
         while let Some(event) = self.routing.next_event(now, &mut session) {
             match event {
@@ -386,10 +369,13 @@ impl RoutedWorker {
                 }
             }
         }
-        match (&mut session.machine, session.connections.first()) {
-            (SessionMachine::Iscsi(machine), Some((id, _))) => transmit(connection, Sending::Iscsi(machine, *id)),
-            (SessionMachine::Ecl(machine), _) => transmit(connection, Sending::Ecl(machine)),
-            (SessionMachine::Iscsi(_), None) => unreachable!("it has a connection as long as it lives"),
+        match &mut session.machine {
+            SessionMachine::Iscsi(machine) => transmit(connection, Sending::Iscsi(machine, id)),
+            SessionMachine::Ecl(association) => {
+                while let Some(packet) = association.poll_transmit(now) {
+                    transmit(connection, Sending::Ecl(packet));
+                }
+            }
         }
         let Some(reason) = closed else {
             self.routing.advance(now, &mut session);
@@ -397,10 +383,9 @@ impl RoutedWorker {
             return Some(DrivenSession { connection, is_over: false });
         };
         session.count(&self.counters);
-        self.associations.remove(&session.key);
-        check_conduct(&reason);
+        assert!(!matches!(reason, SessionEnd::Misbehaved(_)), "an initiator broke the rules: {reason}");
         let address = session.unit.as_ref().expect("none is for discovery");
-        if matches!(reason, CloseReason::LoggedOut) {
+        if matches!(reason, SessionEnd::LoggedOut) {
             self.routing.logged_out(address, session.key);
         }
         self.routing.leave_unit(now, address, session.key);

@@ -2,16 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use strongroom_net::{Listener, ListenerId, NetError, PollCounters, Runtime, RuntimeOptions, Waker};
+use strongroom_net::{Listener, ListenerId, NetError, PollCounters, Runtime, RuntimeOptions, UdpSocket, Waker};
 
+use super::datagrams::Datagrams;
 use crate::config::Portal;
 use crate::polling::PollCounts;
+
+/// Bound sockets at every portal, for one worker.
+pub(crate) struct PortalSockets {
+    pub(crate) listeners: Vec<Listener>,
+    /// None where ECL is off.
+    pub(crate) datagrams: Vec<UdpSocket>,
+}
 
 /// How long streams may take to send their last bytes when the target stops.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) struct Network {
     pub(super) runtime: Runtime,
+    pub(super) datagrams: Datagrams,
     listeners: Vec<(ListenerId, Portal)>,
     /// What busy polling came to when it was last asked.
     polls: PollCounters,
@@ -21,16 +30,18 @@ impl Network {
     pub(super) fn new(
         options: RuntimeOptions,
         waker: Waker,
-        listeners: Vec<Listener>,
-        portals: &[Portal],
+        sockets: PortalSockets,
+        (portals, worker): (&[Portal], (usize, usize)),
     ) -> Result<Network, NetError> {
         let mut runtime = Runtime::with_waker(options, waker)?;
-        let listeners = listeners
+        let datagrams = Datagrams::new(&mut runtime, worker, sockets.datagrams)?;
+        let listeners = sockets
+            .listeners
             .into_iter()
             .zip(portals)
             .map(|(listener, portal)| Ok((runtime.listen(listener)?, *portal)))
             .collect::<Result<Vec<_>, NetError>>()?;
-        Ok(Network { runtime, listeners, polls: PollCounters::default() })
+        Ok(Network { runtime, datagrams, listeners, polls: PollCounters::default() })
     }
 
     /// For how long the runtime looked for work since the last call; publishes what came of it.
@@ -56,6 +67,7 @@ impl Network {
 
     /// Lets every stream send its last bytes.
     pub(super) fn drain(&mut self) {
+        self.datagrams.stop(&mut self.runtime);
         let until = Instant::now() + DRAIN_PATIENCE;
         while self.runtime.streams_count() > 0 && Instant::now() < until {
             if self.runtime.poll(Some(Duration::from_millis(20))).is_err() {

@@ -11,6 +11,8 @@ use crate::unit::{Job, SessionKey};
 pub(crate) enum Order {
     /// Report sessions and volumes.
     Report(Sender<WorkerReport>),
+    /// Say that this worker still takes messages.
+    Probe(Sender<()>),
     /// End sessions; the reply names them. Two workers may name the same session: the worker of its unit ends it at its own worker.
     Drop { which: SessionFilter, reply: Sender<Vec<SessionKey>> },
     /// Ask sessions with a volume and its snapshots, or with all, to log out within `grace`; the reply is their number.

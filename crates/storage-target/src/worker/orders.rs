@@ -20,6 +20,7 @@ impl Worker {
                 let volumes = self.routing.units.names().cloned().collect();
                 self.orders.push(SlicedOrder::report(volumes, self.routing.sessions.keys().collect(), reply));
             }
+            Order::Probe(reply) => drop(reply.send(())),
             Order::Drop { which, reply } => {
                 let (routing, connections) = (&mut self.routing, &mut self.connections);
                 let _ = reply.send(drop_sessions(&which, &self.logins.policy, routing, connections));

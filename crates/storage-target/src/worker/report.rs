@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strongroom_channel::Scheme;
-use strongroom_iscsi::target as iscsi;
+use strongroom_iscsi::Digests;
 
 use super::connections::Connections;
+use super::ecl_session::EclSession;
 use super::session::Session;
 use crate::access::Identity;
 use crate::admin::{ConnectionReport, SessionReport, VerificationReport, VolumeReport, WaitingReport};
@@ -30,6 +31,8 @@ pub(super) fn session_report(
         volume: session.volume().map(ToString::to_string),
         read_only: session.read_only,
         scheme: peer.scheme.map_or("S0", Scheme::name).to_owned(),
+        transport: session.machine.transport().to_owned(),
+        ecl: session.machine.ecl().map(EclSession::report),
         age_s: now.saturating_duration_since(session.since).as_secs_f64(),
         keys: agreed_keys(session),
         connections: connection_reports(session, connections),
@@ -46,7 +49,8 @@ pub(super) fn session_report(
 
 /// What the login negotiated, by the keys of RFC 7143 §13.
 fn agreed_keys(session: &Session) -> Vec<(String, String)> {
-    let Some(agreed) = session.machine.iscsi().map(iscsi::Session::session_keys) else { return Vec::new() };
+    let Some(machine) = session.machine.iscsi() else { return Vec::new() };
+    let agreed = machine.session_keys();
     let yes = |value: bool| if value { "Yes" } else { "No" }.to_owned();
     let keys = [
         ("MaxRecvDataSegmentLength", agreed.recv_segment_bytes_max.to_string()),
@@ -65,14 +69,17 @@ fn agreed_keys(session: &Session) -> Vec<(String, String)> {
 fn connection_reports(session: &Session, connections: &Connections) -> Vec<ConnectionReport> {
     let reports = session.connections.iter().filter_map(|(id, key)| {
         let connection = connections.get(*key)?;
-        let machine = session.machine.iscsi()?;
-        let digests = machine.agreed(*id)?.digests;
+        let machine = session.machine.iscsi();
+        let digests = match machine {
+            Some(machine) => machine.agreed(*id)?.digests,
+            None => Digests::default(),
+        };
         let crc = |on: bool| if on { "CRC32C" } else { "None" }.to_owned();
         let (rekeys, peer_rekeys) = connection.link.rekeys();
         Some(ConnectionReport {
             rekeys,
             peer_rekeys,
-            cid: machine.cid(*id)?,
+            cid: machine.map_or(Some(0), |machine| machine.cid(*id))?,
             address: connection.peer,
             suite: connection.link.suite().map(|suite| suite.to_string()),
             header_digest: crc(digests.header),

@@ -6,15 +6,12 @@
 
 mod management;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use strongroom_iscsi::CloseReason;
-use strongroom_iscsi::target::{
-    Command, ConnectionId, Event, ManagementFunction, Response, SendTargets, TaskId, TaskManagement,
-    TaskManagementResult,
-};
+use rustc_hash::FxHashMap;
+use strongroom_iscsi::target::{Command, ManagementFunction, Response, TaskId, TaskManagement, TaskManagementResult};
 use strongroom_scsi::{NexusId, Sense};
 
 use super::connection::ConnectionKey;
@@ -23,6 +20,7 @@ use super::grant::UnitAddress;
 use super::open_unit::PendingManagement;
 use super::session::Session;
 use super::session_commands::CommandCost;
+use super::session_machine::{MachineEvent, SessionEvent};
 use super::sessions::Sessions;
 use super::units::{UnitOutput, UnitRequest, Units};
 use crate::access::Identity;
@@ -42,7 +40,7 @@ pub(super) struct Routing {
     pub(super) sessions: Sessions,
     pub(super) units: Units,
     /// Sessions of units here that other workers have, with their workers.
-    remote_sessions: HashMap<SessionKey, usize>,
+    remote_sessions: FxHashMap<SessionKey, usize>,
     /// Messages to each worker that have not been taken.
     outgoing: Vec<Vec<CrossWorkerMessage>>,
     /// Logins that waited for tasks which have ended.
@@ -93,13 +91,6 @@ pub(super) enum NexusState {
     Foreign,
 }
 
-/// An event of a session that concerns its connections, not its unit.
-pub(super) enum SessionEvent {
-    SendTargets(ConnectionId, SendTargets),
-    ConnectionClosed(ConnectionId, CloseReason),
-    Closed(CloseReason),
-}
-
 impl Routing {
     pub(super) fn new(
         (worker, workers): (usize, usize),
@@ -111,7 +102,7 @@ impl Routing {
             worker,
             sessions: Sessions::default(),
             units: Units::default(),
-            remote_sessions: HashMap::new(),
+            remote_sessions: FxHashMap::default(),
             outgoing: (0..workers).map(|_| Vec::new()).collect(),
             ready_logins: VecDeque::new(),
             ended_logins: Vec::new(),
@@ -208,13 +199,9 @@ impl Routing {
     pub(super) fn next_event(&mut self, now: Instant, session: &mut Session) -> Option<SessionEvent> {
         loop {
             match session.machine.poll_event()? {
-                Event::Command(command) => self.command(now, session, command),
-                Event::TaskManagement(request) => self.task_management(now, session, request),
-                Event::SendTargets(id, question) => return Some(SessionEvent::SendTargets(id, question)),
-                Event::ConnectionClosed { connection, reason } => {
-                    return Some(SessionEvent::ConnectionClosed(connection, reason));
-                }
-                Event::Closed(reason) => return Some(SessionEvent::Closed(reason)),
+                MachineEvent::Command(command) => self.command(now, session, command),
+                MachineEvent::TaskManagement(request) => self.task_management(now, session, request),
+                MachineEvent::Session(event) => return Some(event),
             }
         }
     }

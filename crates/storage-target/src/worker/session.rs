@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strongroom_channel::Scheme;
-use strongroom_iscsi::target::{self as iscsi, ConnectionId, Response, TaskId};
+use strongroom_iscsi::target::{ConnectionId, Response, Statistics, TaskId};
 use strongroom_scsi::NexusId;
 
 use super::connection::ConnectionKey;
@@ -40,7 +40,7 @@ pub(super) struct Session {
     /// The deadline for which its timer is set.
     pub(super) armed: Option<Instant>,
     pub(super) commands: SessionCommands,
-    counted: iscsi::Statistics,
+    counted: Statistics,
     /// What it takes without any command.
     _memory: Charge,
 }
@@ -75,7 +75,7 @@ impl Session {
     /// `memory`: the charge for the session itself. `command_memory`: the charge for its commands.
     pub(super) fn new(
         key: SessionKey,
-        machine: SessionMachine,
+        machine: impl Into<SessionMachine>,
         grant: LoginGrant,
         (identity, address, scheme): (Identity, IpAddr, Option<Scheme>),
         now: Instant,
@@ -85,7 +85,7 @@ impl Session {
         let share = unit.as_ref().map(|unit| Share::of(Arc::clone(&unit.queue))).unwrap_or_default();
         Session {
             key,
-            machine,
+            machine: machine.into(),
             peer: SessionPeer { nexus, initiator_name, identity, address, scheme },
             unit,
             read_only,
@@ -97,7 +97,7 @@ impl Session {
             is_ready: false,
             armed: None,
             commands: SessionCommands::new(share, command_memory),
-            counted: iscsi::Statistics::default(),
+            counted: Statistics::default(),
             _memory: memory,
         }
     }
@@ -118,7 +118,8 @@ impl Session {
 
     /// Whether its peer may send more.
     pub(super) fn accepts_input(&self, connection: ConnectionId) -> bool {
-        self.machine.iscsi().is_none_or(|machine| machine.accepts_input(connection)) && self.commands.accepts()
+        // An association is held back by its credits alone.
+        self.machine.accepts_input(connection) && (self.commands.accepts() || self.machine.ecl().is_some())
     }
 
     /// The next deadline of the session itself.

@@ -1,14 +1,22 @@
 //! Sessions and their connections: how a session begins, is driven, sends through its connections, and ends.
 
-use strongroom_iscsi::target::ConnectionId;
-use strongroom_iscsi::{CloseReason, target as iscsi};
+use std::net::SocketAddr;
+
+use strongroom_ecl::login::{LoginAnswer, LoginGrant as EclGrant};
+use strongroom_ecl::{Config, Datagram, EclKeys, Scheme, target as ecl};
+use strongroom_iscsi::CloseReason;
+use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login};
+use strongroom_net::PacketSplit;
 
 use super::Worker;
 use super::connection::{Connection, Disposition, LoginStage};
+use super::ecl_session::EclSession;
 use super::grant::LoginGrant;
+use super::login_machine::LoginMachine;
 use super::login_policy::DescribedVolumes;
-use super::routing::SessionEvent;
 use super::session::Session;
+use super::session_end::SessionEnd;
+use super::session_machine::{SessionEvent, SessionMachine};
 use super::timers::Timer;
 use crate::budget::{MemoryClass, SESSION_BYTES};
 use crate::connection_slots::SlotKind;
@@ -24,10 +32,17 @@ impl Worker {
             return Disposition::End;
         };
         let Some(login) = connection.login.take() else { return Disposition::End };
-        let digests = login.agreed().map(|agreed| agreed.digests).unwrap_or_default();
-        let id = match joins {
-            true => self.join(connection, key, *login),
-            false => Some(self.begin(connection, key, grant, *login)),
+        let digests = login.digests();
+        let id = match (login, joins) {
+            (LoginMachine::Iscsi(login), true) => self.join(connection, key, *login),
+            (LoginMachine::Iscsi(login), false) => {
+                let (machine, id) = iscsi::Session::new(self.now, *login);
+                Some(self.begin(connection, key, grant, (machine.into(), id)))
+            }
+            (LoginMachine::Ecl(_), _) => self.associate(connection, key, &grant).map(|machine| {
+                let id = ConnectionId::ONLY;
+                self.begin(connection, key, grant, (machine.into(), id))
+            }),
         };
         let Some(id) = id else { return Disposition::End };
         connection.stage = LoginStage::InSession { session: key, id };
@@ -44,7 +59,7 @@ impl Worker {
         Disposition::Keep
     }
 
-    fn join(&mut self, connection: &Connection, key: SessionKey, login: iscsi::Login) -> Option<ConnectionId> {
+    fn join(&mut self, connection: &Connection, key: SessionKey, login: Login) -> Option<ConnectionId> {
         let session = self.routing.sessions.get_mut(key)?;
         let machine = session.machine.iscsi_mut()?;
         if !machine.has_place_for(&login) {
@@ -65,16 +80,15 @@ impl Worker {
         connection: &mut Connection,
         key: SessionKey,
         grant: LoginGrant,
-        login: iscsi::Login,
+        (machine, id): (SessionMachine, ConnectionId),
     ) -> ConnectionId {
-        let (machine, id) = iscsi::Session::new(self.now, login);
         let proven = (connection.identity.clone(), connection.peer.ip(), connection.link.scheme());
         let budget = &self.services.budget;
         // Reserved when it was admitted.
         let own = connection.session_memory.take();
         let own = own.unwrap_or_else(|| budget.charge(MemoryClass::Sessions, SESSION_BYTES));
         let memory = (own, budget.charge(MemoryClass::Commands, 0));
-        let mut session = Session::new(key, machine.into(), grant, proven, self.now, memory);
+        let mut session = Session::new(key, machine, grant, proven, self.now, memory);
         session.connections.push((id, connection.key));
         let mut is_evicted_first = false;
         if session.unit.is_none() {
@@ -84,6 +98,38 @@ impl Worker {
         self.announce(&session, connection);
         self.routing.sessions.insert(Box::new(session), is_evicted_first);
         id
+    }
+
+    /// Grants an association: its keys, its number and what its initiator may send. The answer goes by the connection.
+    fn associate(&mut self, connection: &mut Connection, key: SessionKey, grant: &LoginGrant) -> Option<EclSession> {
+        let (block_bytes, entry_bytes) = grant.unit.as_ref()?.sealed?;
+        let (secret, suite) = (connection.link.take_ecl_secret()?, connection.link.suite()?);
+        let scheme = Scheme::from_number(connection.link.scheme()? as u8).ok()?;
+        let socket = self.network.datagrams.socket_at(connection.portal.address)?;
+        // What comes from the initiator has no store sequence in front of its record.
+        let head_bytes = Datagram::head_bytes(entry_bytes - 8);
+        let split = PacketSplit { head_bytes, quantum_bytes: block_bytes as usize };
+        let connection_id = self.network.datagrams.begin(key, socket, split)?;
+        let keys = EclKeys::new(*secret.bytes(), scheme, suite);
+        let limits = self.logins.policy.limits();
+        let mut config = Config::new(keys, connection_id, SocketAddr::new(connection.peer.ip(), 0), block_bytes);
+        config.window_bytes = limits.write_memory_bytes;
+        config.transfer_bytes_max = crate::TRANSFER_BYTES_MAX;
+        config.queue_depth = config.queue_depth.min(limits.queue_depth);
+        config.holds_keys = grant.unit.as_ref()?.has_block_keys;
+        let answer = LoginAnswer::Granted(EclGrant {
+            udp_port: connection.portal.address.port(),
+            connection_id,
+            quantum_bytes: block_bytes,
+            window_bytes: config.window_bytes,
+            transfer_bytes_max: config.transfer_bytes_max,
+            queue_depth: config.queue_depth,
+            portal_group_tag: connection.portal.group,
+        });
+        connection.link.send_message(&answer.encode());
+        let local = self.network.runtime.local(connection.stream.id()).map(|address| address.ip());
+        let machine = ecl::Session::new(self.now, &config);
+        Some(EclSession::new(machine, (connection_id, block_bytes), (socket, local)))
     }
 
     fn announce(&self, session: &Session, connection: &Connection) {
@@ -122,6 +168,9 @@ impl Worker {
             let machine = session.machine.iscsi_mut().map(|machine| (machine, *id));
             connection.transmit(&mut self.network.runtime, machine);
         }
+        if self.network.datagrams.transmit(self.now, &mut session) {
+            self.routing.sessions.mark_checked_out(&mut session);
+        }
         // After that: what was sent makes room, and nothing else would drive the session again. A connection stops reading from a peer
         // that does not take its answers.
         for (id, connection) in &session.connections {
@@ -142,14 +191,15 @@ impl Worker {
         let (_, key) = session.connections.swap_remove(at);
         let Some(connection) = self.connections.check_out(key) else { return };
         tracing::info!(address = %connection.peer, initiator, %reason, "a connection of a session ended");
-        self.finish(connection, session.machine.iscsi_mut().map(|machine| (machine, id)));
+        let machine = session.machine.iscsi_mut().map(|machine| (machine, id));
+        self.finish(connection, machine);
     }
 
-    fn session_closed(&mut self, mut session: Box<Session>, reason: &CloseReason) {
+    fn session_closed(&mut self, mut session: Box<Session>, reason: &SessionEnd) {
         let (initiator, address) = (for_log(&session.peer.initiator_name), session.peer.address);
         let counters = &self.services.metrics.counters;
         match reason {
-            CloseReason::Misbehaved(_) => {
+            SessionEnd::Misbehaved(_) => {
                 Counters::count(&counters.misbehaved);
                 tracing::warn!(%address, initiator, %reason, "session ended");
             }
@@ -159,9 +209,15 @@ impl Worker {
             }
         }
         session.count(counters);
+        if let Some(association) = session.machine.ecl() {
+            self.network.datagrams.end(association.connection_id());
+            // Its goodbye.
+            self.network.datagrams.transmit(self.now, &mut session);
+        }
         for (id, key) in std::mem::take(&mut session.connections) {
             if let Some(connection) = self.connections.check_out(key) {
-                self.finish(connection, session.machine.iscsi_mut().map(|machine| (machine, id)));
+                let machine = session.machine.iscsi_mut().map(|machine| (machine, id));
+                self.finish(connection, machine);
             }
         }
         session.vacancy = None;
@@ -171,7 +227,7 @@ impl Worker {
         if let Some(address) = &session.unit {
             // An initiator that is asked to log out, by a drain or because the target stops, comes back.
             let is_asked = self.stop.is_some() || self.services.drain().of(&address.volume).is_some();
-            if matches!(reason, CloseReason::LoggedOut) && !is_asked {
+            if matches!(reason, SessionEnd::LoggedOut) && !is_asked {
                 self.routing.logged_out(address, session.key);
             }
             self.routing.leave_unit(self.now, address, session.key);

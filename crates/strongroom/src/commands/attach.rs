@@ -29,7 +29,7 @@ use crate::memory;
 use crate::runtime_dir::RuntimeDir;
 use crate::sd_notify;
 use crate::signals::{ForceSignal, StopSignals, Waited};
-use crate::stats_file::AttachmentStatsFile;
+use crate::stats_file::{AttachmentStatsFile, packets_in_words};
 use crate::writer::WriterArgs;
 use front_end::{FileFrontEnd, FileSystemOptions};
 
@@ -61,7 +61,8 @@ enum ListCommand {
     strongroom attach list\n\n\
     End it with: strongroom detach /run/vault")]
 pub(crate) struct AttachArgs {
-    /// The volume: strongroom://HOST/VOLUME, or iscsi://HOST/TARGET/LUN for a plain one; HOST can have a :PORT.
+    /// The volume: strongroom://HOST/VOLUME, ecl://HOST/VOLUME (the same by UDP, docs/ecl.md), or iscsi://HOST/TARGET/LUN for a plain one;
+    /// HOST can have a :PORT.
     #[arg(required = true)]
     url: Option<VolumeUrl>,
     /// An empty directory, in which the volume appears as a file; made if missing.
@@ -204,7 +205,7 @@ fn serve(args: AttachArgs) -> Result<()> {
     let directory = attached.front_end.directory().to_owned();
     let mount = args.mount.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
     let log = std::env::var_os(LOG_VARIABLE).map(PathBuf::from);
-    let mut registration = Registration::new(args.url().place(), &directory, mount.as_deref(), log.clone())?;
+    let mut registration = Registration::new(args.url().route(), &directory, mount.as_deref(), log.clone())?;
     registration.note(attached.health());
     tracing::info!(url = %args.url(), file = %attached.front_end.file_path().display(), "attached");
     sd_notify::notify("READY=1");
@@ -433,6 +434,7 @@ impl Attached {
         let disconnected =
             (!status.is_connected).then(|| status.last_loss.unwrap_or_else(|| "the connection is lost".to_owned()));
         Health {
+            transport: status.packets.as_ref().map(packets_in_words),
             keys: self.device.key_status().map(|keys| in_words(&keys)),
             disconnected,
             losses: losses(&self.device),

@@ -66,7 +66,12 @@ pub(crate) fn list() -> Result<()> {
             }
         }
         let health = &attachment.health;
-        let lines = [("keys", &health.keys), ("not connected", &health.disconnected), ("data lost", &health.losses)];
+        let lines = [
+            ("ECL", &health.transport),
+            ("keys", &health.keys),
+            ("not connected", &health.disconnected),
+            ("data lost", &health.losses),
+        ];
         for (name, text) in lines {
             text.iter().for_each(|text| println!("  {name}: {}", with_foreign_parts(text)));
         }

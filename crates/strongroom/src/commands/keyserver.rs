@@ -11,8 +11,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_keyserver::{Config, Database, DatabaseError, KeyServer, LocalMasterKey, Role, ServerOptions};
 
+use crate::sd_notify::{self, Watchdog};
 use crate::signals::StopSignals;
-use crate::{keys, process, sd_notify, stats_file};
+use crate::{keys, process, stats_file};
 
 /// How often metrics are written.
 const METRICS_EVERY: Duration = Duration::from_secs(5);
@@ -64,12 +65,14 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
         println!("key server on {address}");
     }
     sd_notify::notify("READY=1");
+    let mut watchdog = Watchdog::from_environment();
     let signal = loop {
         write_metrics(metrics_file.as_deref(), &server);
         if server.has_failed() {
             bail!("the thread that stores changes has ended; the log says why. Restart the key server");
         }
-        match signals.wait(METRICS_EVERY) {
+        watchdog.notify(|_| true);
+        match signals.wait(watchdog.limit(METRICS_EVERY)) {
             Some(signal) if signal.is_hangup() => reload(&args.config, &server),
             Some(signal) => break signal,
             None => {}

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use strongroom_handshake::PublicKey;
-use strongroom_initiator::VolumeUrl;
+use strongroom_initiator::{Transport, VolumeUrl};
 use strongroom_store::Sender;
 use strongroom_target::OpenVolume;
 use strongroom_target::transfers::Destination;
@@ -77,7 +77,16 @@ pub(super) struct ToArgs {
 
 impl ToArgs {
     pub(super) fn destination(&self, url: &VolumeUrl) -> Result<Destination> {
-        let VolumeUrl::Strongroom { host, port, volume, scheme: None, suite: None, pipeline: None } = url else {
+        let VolumeUrl::Strongroom {
+            host,
+            port,
+            volume,
+            transport: Transport::Iscsi,
+            scheme: None,
+            suite: None,
+            pipeline: None,
+        } = url
+        else {
             bail!(
                 "--to takes strongroom://HOST[:PORT]/VOLUME and nothing behind it: a transfer is always encrypted, and never plain"
             );

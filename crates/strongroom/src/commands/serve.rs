@@ -19,9 +19,10 @@ use strongroom_target::config::{Limits, RuntimeKind};
 use strongroom_target::{BusyPoll, Catalogue, Config, ConfigReader, ProviderError, Target, TargetOptions, Volume};
 
 use crate::root_args::DEFAULT_CONFIG;
+use crate::sd_notify::{self, Watchdog};
 use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
-use crate::{keys, memory, process, sd_notify, stats_file, wrapping};
+use crate::{keys, memory, process, stats_file, wrapping};
 
 use rules::RuleArgs;
 
@@ -85,6 +86,9 @@ struct WorkerArgs {
     /// What lies beneath them.
     #[arg(long)]
     runtime: Option<RuntimeArg>,
+    /// Do not serve over ECL, and leave the UDP ports alone.
+    #[arg(long)]
+    no_ecl: bool,
     /// Have them look for work for a short while before they sleep: `off`, `auto` (while the expected wait is below 200 microseconds), or
     /// the longest expected wait in microseconds. Saves the wake-up of each I/O where few are in flight; costs a processor meanwhile.
     #[arg(long, value_name = "WAIT", env = "STRONGROOM_BUSY_POLL")]
@@ -178,9 +182,11 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         );
     }
     sd_notify::notify("READY=1");
+    let mut watchdog = Watchdog::from_environment();
     let signal = loop {
         write_stats(args.stats_file.as_deref(), &handle);
-        match signals.wait(args.stats_every.max(Duration::from_millis(10))) {
+        watchdog.notify(|patience| handle.workers_answer(patience));
+        match signals.wait(watchdog.limit(args.stats_every.max(Duration::from_millis(10)))) {
             Some(signal) if signal.is_hangup() => reload(&handle),
             Some(signal) => break signal,
             None => {}
@@ -282,6 +288,7 @@ impl WorkerArgs {
     fn apply(&self, config: &mut Config) {
         config.workers = self.workers.or(config.workers);
         config.pin_workers |= self.pin_workers;
+        config.ecl &= !self.no_ecl;
         let runtime = self.runtime.map(|runtime| match runtime {
             RuntimeArg::Auto => RuntimeKind::Auto,
             RuntimeArg::Epoll => RuntimeKind::Epoll,

@@ -10,6 +10,7 @@ use strongroom_target::admin::{ScheduleReport, SessionReport, StatusReport, Volu
 
 use super::space::space_text;
 use crate::admin::{AdminArgs, ask_status};
+use crate::stats_file::percent;
 use crate::table::Table;
 use crate::units::{parse_duration, show_duration, show_size, show_time};
 
@@ -140,6 +141,7 @@ fn print(report: &StatusReport, before: Option<&StatusReport>, with_keys: bool) 
     }
     println!();
     print_sessions(report, before);
+    print_associations(report);
     if with_keys {
         print_session_keys(report);
     }
@@ -213,11 +215,29 @@ fn print_activity(report: &StatusReport) {
     }
 }
 
+/// How the packets of sessions over ECL do.
+fn print_associations(report: &StatusReport) {
+    let associations = report.sessions.iter().filter_map(|session| Some((session.id, session.ecl?)));
+    for (id, ecl) in associations {
+        let round_trip = ecl.round_trip_us.map_or_else(|| "-".to_owned(), |us| format!("{:.2} ms", us as f64 / 1000.0));
+        println!(
+            "  {id}: ECL, quantum {}, packets up to {} bytes, {} of {} sent lost ({}), round trip {round_trip}, congestion window {}",
+            ecl.quantum_bytes,
+            ecl.packet_bytes,
+            ecl.packets_lost,
+            ecl.packets_sent,
+            percent(ecl.packets_lost, ecl.packets_sent),
+            show_size(ecl.window_bytes.into())
+        );
+    }
+}
+
 /// What the logins of each session settled, and the state of its channels.
 fn print_session_keys(report: &StatusReport) {
     for session in &report.sessions {
         let keys: Vec<String> = session.keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        println!("  {}: queue depth {}, {}", session.id, session.queue_depth, keys.join(", "));
+        let keys = if keys.is_empty() { "over ECL".to_owned() } else { keys.join(", ") };
+        println!("  {}: queue depth {}, {keys}", session.id, session.queue_depth);
         for connection in &session.connections {
             let (header, data) = (&connection.header_digest, &connection.data_digest);
             println!(
@@ -275,6 +295,7 @@ pub(crate) fn print_sessions(report: &StatusReport, before: Option<&StatusReport
         "FROM",
         "VOLUME",
         "ACCESS",
+        "OVER",
         "SCHEME",
         "CIPHER",
         "AGE",
@@ -294,6 +315,7 @@ pub(crate) fn print_sessions(report: &StatusReport, before: Option<&StatusReport
             session.address.to_string(),
             session.volume.clone().unwrap_or_else(|| "(discovery)".to_owned()),
             if session.read_only { "read" } else { "write" }.to_owned(),
+            session.transport.clone(),
             session.scheme.clone(),
             ciphers(session),
             show_seconds(session.age_s),

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::stage::{CommandOutput, World, can_mount, eventually, has, noise, run};
+use crate::stage::{CommandOutput, Transport, World, can_mount, eventually, has, noise, over_both, run};
 
 /// An attachment in the background of a test; detached by name, or killed when dropped.
 struct Attachment<'a> {
@@ -45,12 +45,28 @@ fn make_file_system(world: &World, volume: &str) {
     attachment.detach().ok();
 }
 
-#[test]
-fn a_file_system_from_making_to_detaching() {
+/// Both ends tell how the packets of the one association do.
+fn shows_its_packets(world: &World) {
+    let says = |said: &str| {
+        ["quantum 4096", "packets up to 4272 bytes", "lost", "ms", "congestion window"].map(|part| said.contains(part))
+    };
+    eventually("the initiator shows its packets", || says(&run(&["attach", "list"]).ok()) == [true; 5]);
+    let status = |more: &[&str]| {
+        run(&[&["status", "--interval", "0", "--config", &world.text("strongroom.toml")], more].concat()).ok()
+    };
+    eventually("the target shows its packets", || says(&status(&[])) == [true; 5]);
+    let report: serde_json::Value = serde_json::from_str(&status(&["--json"])).unwrap();
+    let session = &report["sessions"][0];
+    assert_eq!((session["transport"].as_str(), session["ecl"]["quantum_bytes"].as_u64()), (Some("ecl"), Some(4096)));
+}
+
+over_both!(a_file_system_from_making_to_detaching, writes_wait_for_a_target_that_is_killed_and_comes_back);
+
+fn a_file_system_from_making_to_detaching(transport: Transport) {
     if !can_mount() {
         return;
     }
-    let (world, server) = World::sealed("vault", "128MiB");
+    let (world, server) = World::sealed_over(transport, "vault", "128MiB");
     make_file_system(&world, "vault");
     let mounted = world.text("mounted");
     let contents = noise(11, 8 << 20);
@@ -58,6 +74,9 @@ fn a_file_system_from_making_to_detaching() {
         let attachment = Attachment::new(&world, "vault", &["--mount", &mounted]);
         fs::write(format!("{mounted}/file"), &contents).unwrap();
         assert!(run(&["detach", "--list"]).ok().contains(&world.url("vault")));
+        if transport == Transport::Ecl {
+            shows_its_packets(&world);
+        }
         // Something still uses it: refused, and it goes on working.
         let held = File::open(format!("{mounted}/file")).unwrap();
         attachment.detach().failed(&["in use"]);
@@ -92,12 +111,11 @@ fn what_cannot_be_attached_leaves_nothing_behind() {
     server.stop();
 }
 
-#[test]
-fn writes_wait_for_a_target_that_is_killed_and_comes_back() {
+fn writes_wait_for_a_target_that_is_killed_and_comes_back(transport: Transport) {
     if !can_mount() {
         return;
     }
-    let (world, mut server) = World::sealed("vault", "64MiB");
+    let (world, mut server) = World::sealed_over(transport, "vault", "64MiB");
     let attachment = Attachment::new(&world, "vault", &[]);
     let path = format!("{}/vault", attachment.directory);
     let blocks = 1500_u64;

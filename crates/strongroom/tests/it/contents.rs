@@ -4,11 +4,12 @@
 use std::fs;
 use std::process::Stdio;
 
-use crate::stage::{World, noise, run, strongroom};
+use crate::stage::{Transport, World, noise, over_both, run, strongroom};
 
-#[test]
-fn a_sealed_volume_is_kept_cloned_rolled_back_and_grown() {
-    let (world, server) = World::sealed("vault", "4MiB");
+over_both!(a_sealed_volume_is_kept_cloned_rolled_back_and_grown);
+
+fn a_sealed_volume_is_kept_cloned_rolled_back_and_grown(transport: Transport) {
+    let (world, server) = World::sealed_over(transport, "vault", "4MiB");
     let root = world.text("volumes");
     let volume = |arguments: &[&str]| run(&[&["volume"], arguments, &["--root", &root]].concat());
     let (first, second) = (noise(1, 4 << 20), noise(2, 4 << 20));

@@ -8,11 +8,12 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::stage::{World, has, noise, run};
+use crate::stage::{Transport, World, has, noise, over_both, run};
 
-#[test]
-fn sealed_there_and_back_with_holes() {
-    let (world, server) = World::sealed("vault", "64MiB");
+over_both!(sealed_there_and_back_with_holes, custody_target_keeps_wrapped_keys);
+
+fn sealed_there_and_back_with_holes(transport: Transport) {
+    let (world, server) = World::sealed_over(transport, "vault", "64MiB");
     let mut contents = noise(3, 64 << 20);
     contents[8 << 20..40 << 20].fill(0);
     fs::write(world.path("in"), &contents).unwrap();
@@ -44,9 +45,8 @@ fn sizes_that_do_not_fit_are_refused() {
     server.stop();
 }
 
-#[test]
-fn custody_target_keeps_wrapped_keys() {
-    let world = World::new();
+fn custody_target_keeps_wrapped_keys(transport: Transport) {
+    let world = World::over(transport);
     let wrapping = world.text("wrapping.key");
     run(&["key", "new", "--for", "wrapping", "--out", &wrapping]).ok();
     world.create(&["trusted", "--size", "32MiB", "--custody", "target", "--wrapping-key", &wrapping]).ok();

@@ -10,6 +10,7 @@ mod full;
 mod keyserver;
 mod modes;
 mod operating;
+mod package;
 mod product;
 mod receiving;
 mod refusals;

@@ -30,7 +30,34 @@ pub(crate) struct TestDirectory(TempDir);
 pub(crate) struct World {
     directory: TestDirectory,
     pub(crate) port: u16,
+    transport: Transport,
 }
+
+/// What carries the commands of sealed volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Iscsi,
+    Ecl,
+}
+
+/// A test by each transport: a function of a [`Transport`], by its name.
+macro_rules! over_both {
+    ($($test:ident),+ $(,)?) => {
+        $(mod $test {
+            #[test]
+            fn over_iscsi() {
+                super::$test(crate::stage::Transport::Iscsi);
+            }
+
+            #[test]
+            fn over_ecl() {
+                super::$test(crate::stage::Transport::Ecl);
+            }
+        })+
+    };
+}
+
+pub(crate) use over_both;
 
 /// A target process; killed when dropped.
 pub(crate) struct Server {
@@ -137,7 +164,13 @@ impl std::ops::Deref for World {
 impl World {
     /// With a configuration that lets alice use every volume through a channel, and anyone plain ones.
     pub(crate) fn new() -> World {
-        let world = World { directory: TestDirectory::with_identities(&["target", "alice"]), port: free_port() };
+        World::over(Transport::Iscsi)
+    }
+
+    /// The same, whose sealed volumes are used by this transport.
+    pub(crate) fn over(transport: Transport) -> World {
+        let directory = TestDirectory::with_identities(&["target", "alice"]);
+        let world = World { directory, port: free_port(), transport };
         run(&["key", "new", "--out", &world.text("volume.key")]).ok();
         fs::create_dir(world.path("volumes")).unwrap();
         let alice = world.public_key("alice");
@@ -166,7 +199,12 @@ impl World {
 
     /// A sealed volume, served and formatted.
     pub(crate) fn sealed(name: &str, size: &str) -> (World, Server) {
-        let world = World::new();
+        World::sealed_over(Transport::Iscsi, name, size)
+    }
+
+    /// The same by this transport.
+    pub(crate) fn sealed_over(transport: Transport, name: &str, size: &str) -> (World, Server) {
+        let world = World::over(transport);
         world.create(&[name, "--size", size]).ok();
         let server = world.serve();
         world.alice(&["volume", "format", &world.url(name), "--yes"]).ok();
@@ -201,7 +239,11 @@ impl World {
     }
 
     pub(crate) fn url(&self, volume: &str) -> String {
-        format!("strongroom://127.0.0.1:{}/{volume}", self.port)
+        let scheme = match self.transport {
+            Transport::Iscsi => "strongroom",
+            Transport::Ecl => "ecl",
+        };
+        format!("{scheme}://127.0.0.1:{}/{volume}", self.port)
     }
 
     pub(crate) fn port(&self) -> u16 {

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::stage::{CommandOutput, World, can_mount, eventually, has, noise, on_a_terminal, run};
+use crate::stage::{CommandOutput, Transport, World, can_mount, eventually, has, noise, on_a_terminal, over_both, run};
 
 const ALICE: &str = "iqn.2026-11.test:alice";
 
@@ -67,12 +67,14 @@ fn vault() -> (Vault, crate::stage::Server) {
     (Vault { world }, server)
 }
 
-#[test]
-fn two_file_systems_never_write_to_one_volume_by_mistake() {
+over_both!(two_file_systems_never_write_to_one_volume_by_mistake);
+
+fn two_file_systems_never_write_to_one_volume_by_mistake(transport: Transport) {
     if !can_mount() || !has("mkfs.ext4") {
         return;
     }
-    let (vault, server) = vault();
+    let (world, server) = World::sealed_over(transport, "vault", "64MiB");
+    let vault = Vault { world };
     vault.mount("first", &["--mkfs", "ext4"]).ok();
     let contents = noise(1, 1 << 20);
     fs::write(format!("{}/file", vault.mounted("first")), &contents).unwrap();

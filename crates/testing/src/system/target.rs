@@ -242,7 +242,7 @@ impl Target {
         has_progressed |= associations.drive(now, workers, volume, &mut || connections.next_session());
         for number in 0..workers.count() {
             loop {
-                let transmit = |id, sending: Sending<'_>| connections.transmit(now, id, sending);
+                let transmit = |id, sending: Sending<'_>| connections.transmit(id, sending);
                 let Some(driven) = workers.drive_session(now, number, transmit) else { break };
                 has_progressed = true;
                 if driven.is_over {

@@ -39,7 +39,8 @@ impl<T: SessionTransport> Driver<T> {
         }
         let (Some(engine), SessionState::Active(nexus)) = (&mut self.attachment.engine, &self.state) else { return };
         self.pace.looked_at = Some(now);
-        let wires = nexus.wires().iter().filter(|wire| wire.is_in_session);
+        // Commands may go by datagrams, of which the wires' sockets know nothing.
+        let wires = nexus.wires().iter().filter(|wire| wire.is_in_session && nexus.datagram_peer().is_none());
         let paths: Vec<_> = wires.filter_map(|wire| self.runtime.path(wire.stream)).collect();
         // All take the same way; the one that waits least shows it best.
         if let (Some(round_trip), Some(smallest)) =
@@ -52,6 +53,12 @@ impl<T: SessionTransport> Driver<T> {
                 retransmits: paths.iter().map(|path| u64::from(path.retransmits)).sum(),
                 is_paused: paths.iter().any(PathInfo::is_paused),
             });
+        }
+        if let Some(packets) = nexus.packet_status()
+            && let (Some(round_trip), Some(smallest)) = (packets.round_trip, packets.smallest_round_trip)
+        {
+            let retransmits = packets.packets_lost;
+            engine.windows.path(PathSample { round_trip, smallest, unsent_bytes: 0, retransmits, is_paused: false });
         }
         let seal_rate = self.attachment.sealing.as_ref().and_then(|sealing| sealing.bytes_per_second());
         let workers = engine.windows.workers(seal_rate.unwrap_or(0.0), processors());
@@ -72,7 +79,7 @@ impl<T: SessionTransport> Driver<T> {
     /// How long there is nothing to do.
     pub(super) fn pause(&self) -> Option<Duration> {
         // Where keys are gone, sending fails writes, and others take their places.
-        if self.attachment.engine.as_ref().is_some_and(Engine::has_to_seal) {
+        if self.has_more || self.attachment.engine.as_ref().is_some_and(Engine::has_to_seal) {
             return Some(Duration::ZERO);
         }
         let timeout = self.next_timeout().map(|at| at.saturating_duration_since(Instant::now()));

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use strongroom_block::{Buffer, Custody};
-use strongroom_channel::ChannelLimits;
 use strongroom_iscsi::initiator::ConnectionId;
-use strongroom_net::{Link, LinkOptions};
+use strongroom_net::{EclLogins, Link};
 
+use crate::session::link::link;
 use crate::{AttachError, AttachOptions};
 
 /// See the module.
@@ -21,7 +21,7 @@ pub(crate) struct IscsiConnection {
 impl IscsiConnection {
     /// For a socket that is being connected.
     pub(super) fn new(now: Instant, options: &AttachOptions) -> Result<IscsiConnection, AttachError> {
-        link(now, options).map(IscsiConnection::over)
+        link(now, options, EclLogins::Never).map(IscsiConnection::over)
     }
 
     /// Over a link that was made elsewhere.
@@ -43,29 +43,4 @@ impl IscsiConnection {
             self.link.wipe_headers();
         }
     }
-}
-
-/// The initiator's end of what the URL says.
-fn link(now: Instant, options: &AttachOptions) -> Result<Link, AttachError> {
-    let link_options = LinkOptions {
-        setup_timeout: options.timeouts.connect,
-        counters: options.counters.clone(),
-        schemes: vec![options.scheme()],
-        channel: ChannelLimits {
-            rekey_tags: options.channel.rekey.tags,
-            rekey_bytes: options.channel.rekey.bytes,
-            ..ChannelLimits::default()
-        },
-        rekey_after: options.channel.rekey.after,
-        suites: vec![options.channel.suite],
-        ..LinkOptions::default()
-    };
-    if !options.url.is_channel() {
-        return Ok(Link::initiator_plain(link_options, now));
-    }
-    let node = options.channel.node_key.as_ref().ok_or_else(|| {
-        AttachError::Options("a strongroom:// URL needs an identity; make one with 'strongroom identity new'".into())
-    })?;
-    Link::initiator_channel(node, &options.channel.target_keys, link_options, now)
-        .map_err(|error| AttachError::Handshake(error.to_string()))
 }

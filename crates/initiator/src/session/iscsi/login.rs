@@ -1,10 +1,9 @@
 //! What is proposed in a login, and what the refusal of one means.
 
+use strongroom_iscsi::DigestOffer;
 use strongroom_iscsi::initiator::{Config, SessionKind};
-use strongroom_iscsi::{DigestOffer, LoginStatus};
 
 use crate::chap::ChapAccount;
-use crate::error::refusal;
 use crate::{AttachError, AttachOptions};
 
 /// A session without a connection is kept for this long by a target that agrees, in seconds.
@@ -41,14 +40,4 @@ fn recovery_level(options: &AttachOptions) -> u8 {
         DigestOffer::Prefer | DigestOffer::Require => 1,
         DigestOffer::Allow | DigestOffer::Never => 0,
     })
-}
-
-/// The error of a login that failed.
-pub(super) fn login_error(status: LoginStatus, redirect: Option<String>, reason: Option<&str>) -> AttachError {
-    if let Some(address) = redirect {
-        return AttachError::Moved { address, is_permanent: status == LoginStatus::TARGET_MOVED_PERMANENTLY };
-    }
-    let message = refusal(status, reason);
-    // RFC 7143 §11.13.5: class 3 is the target's own trouble, which may pass.
-    if status.class() == 3 { AttachError::Unreachable(message) } else { AttachError::LoginRefused(message) }
 }

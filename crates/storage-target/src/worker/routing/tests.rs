@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use strongroom_block::{Buffer, Lba};
 use strongroom_iscsi::pdu::{Answer, Attribute, LoginRequest, ScsiCommand, TaskManagementRequest};
-use strongroom_iscsi::target::{self as iscsi, Login, LoginEvent};
+use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login, LoginEvent};
 use strongroom_iscsi::{CloseReason, Lun, Pdu, Serial};
 use strongroom_scsi::cdb;
 use strongroom_store::{OpenOptions, Store};
@@ -104,7 +104,7 @@ impl Workers {
         let proven = (Identity::Plain, std::net::Ipv4Addr::LOCALHOST.into(), None);
         let charge = |class| self.budget.charge(class, 0);
         let memory = (charge(MemoryClass::Sessions), charge(MemoryClass::Commands));
-        let session = Session::new(key, machine.into(), grant, proven, self.now, memory);
+        let session = Session::new(key, machine, grant, proven, self.now, memory);
         self.routing[worker].sessions.insert(Box::new(session), false);
         let mut initiator = Initiator { worker, key, connection, cmd_sn: 1, answered: Vec::new() };
         // The first command reports POWER ON.
@@ -137,7 +137,7 @@ impl Workers {
 
     fn deliver(&mut self, initiator: &Initiator, pdu: Pdu) {
         let session = self.routing[initiator.worker].sessions.get_mut_ready(initiator.key).expect("it is logged in");
-        session.machine.iscsi_mut().expect("iSCSI").handle_pdu(self.now, initiator.connection, pdu);
+        session.machine.iscsi_mut().unwrap().handle_pdu(self.now, initiator.connection, pdu);
     }
 
     /// What the event loop of a worker does with its sessions, without connections. Sessions that are over leave their unit.
@@ -199,7 +199,7 @@ impl Workers {
 
     fn take_answers(&mut self, initiator: &mut Initiator) {
         let Some(session) = self.routing[initiator.worker].sessions.get_mut(initiator.key) else { return };
-        while let Some(pdu) = session.machine.iscsi_mut().expect("iSCSI").poll_transmit(initiator.connection) {
+        while let Some(pdu) = session.machine.iscsi_mut().unwrap().poll_transmit(initiator.connection) {
             match Answer::decode(&pdu.bhs).expect("a target's PDU") {
                 Answer::ScsiResponse(response) => {
                     initiator.answered.push((response.initiator_task_tag, response.status));
@@ -310,8 +310,7 @@ fn a_session_that_ends_withdraws_its_commands() {
     workers.step(&mut []);
     assert!(workers.budget.report().commands_bytes > 0);
     let session = workers.routing[OTHER].sessions.get_mut_ready(far.key).expect("it is logged in");
-    let machine = session.machine.iscsi_mut().expect("iSCSI");
-    machine.handle_closed(workers.now, far.connection, CloseReason::ConnectionLost("gone".to_owned()));
+    session.machine.handle_closed(workers.now, far.connection, CloseReason::ConnectionLost("gone".to_owned()));
     session.machine.close("the test ends it");
     workers.run(&mut [&mut near]);
     assert!(workers.session(&far).is_none());

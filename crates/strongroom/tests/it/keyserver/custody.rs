@@ -12,7 +12,9 @@ use strongroom_seal::{SealContext, VolumeKey, seal_key_for_test};
 use super::writer::{Access, BLOCK, Writer, count, eventually_put};
 use super::{KeyProcess, KeySite};
 use crate::search::{CANARY_BYTES, Canaries, Findings};
-use crate::stage::{CommandOutput, Server, World, eventually, has, noise, on_a_terminal, strongroom};
+use crate::stage::{
+    CommandOutput, Server, Transport, World, eventually, has, noise, on_a_terminal, over_both, strongroom,
+};
 
 /// What the target's configuration lets everybody use.
 const SIZE: &str = "8MiB";
@@ -30,11 +32,11 @@ impl CustodySite {
     }
 
     fn with(volume: &str, settings: &str) -> (CustodySite, Server, KeyProcess) {
-        CustodySite::of_suite(volume, settings, "aes-256-gcm")
+        CustodySite::of_suite(Transport::Iscsi, volume, settings, "aes-256-gcm")
     }
 
-    fn of_suite(volume: &str, settings: &str, suite: &str) -> (CustodySite, Server, KeyProcess) {
-        let site = CustodySite { world: World::new(), key_site: KeySite::new() };
+    fn of_suite(transport: Transport, volume: &str, settings: &str, suite: &str) -> (CustodySite, Server, KeyProcess) {
+        let site = CustodySite { world: World::over(transport), key_site: KeySite::new() };
         site.key_site.configure_with(settings, "");
         let peers = ["alice", "bob", "admin"].map(|name| {
             let key = site.key_site.public_key(name);
@@ -400,14 +402,15 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
     target.take().unwrap().stop();
 }
 
+over_both!(keys_and_plaintext_are_nowhere_but_in_the_initiator);
+
 /// Plaintext and keys are in who reads and writes, where the very same search finds them; not in the target, nor in what it stores.
-#[test]
-fn keys_and_plaintext_are_nowhere_but_in_the_initiator() {
+fn keys_and_plaintext_are_nowhere_but_in_the_initiator(transport: Transport) {
     if Writer::is_this_process() {
         return Writer::run();
     }
     // Of this suite an initiator keeps the epoch's key as it is; of AES-256-GCM what the library makes of it.
-    let (site, target, keys) = CustodySite::of_suite("vault", "", "chacha20-poly1305");
+    let (site, target, keys) = CustodySite::of_suite(transport, "vault", "", "chacha20-poly1305");
     let secret = site.key_site.text("exported.key");
     site.key_site.key("admin", &["export", "vault", "--out", &secret]).ok();
     let text = fs::read_to_string(&secret).unwrap();
@@ -421,7 +424,10 @@ fn keys_and_plaintext_are_nowhere_but_in_the_initiator() {
     let key = Canaries::new([&raw[..], halves[0], halves[1], &derived].map(|form| form.try_into().unwrap()).to_vec());
     let epoch_key = Canaries::new(vec![derived]);
     // One that does nothing but write, in a process that never saw the key file.
-    let test = "keyserver::custody::keys_and_plaintext_are_nowhere_but_in_the_initiator";
+    let test = match transport {
+        Transport::Iscsi => "keyserver::custody::keys_and_plaintext_are_nowhere_but_in_the_initiator::over_iscsi",
+        Transport::Ecl => "keyserver::custody::keys_and_plaintext_are_nowhere_but_in_the_initiator::over_ecl",
+    };
     site.grant("bob", "vault", "open,seal");
     let mut writer = Writer::start(test, site.access("bob", "vault"), 600, site.world.path("writer.log"));
     writer.until_it_has_flushed();

@@ -211,7 +211,7 @@ impl ConnectionTable {
     }
 
     /// Sends what a session has; `id`: the connection of its login.
-    pub(super) fn transmit(&mut self, now: Instant, id: u64, sending: Sending<'_>) {
+    pub(super) fn transmit(&mut self, id: u64, sending: Sending<'_>) {
         match sending {
             Sending::Iscsi(session, in_session) => {
                 let Some(connection) = self.table.get_mut(&id) else { return };
@@ -219,11 +219,7 @@ impl ConnectionTable {
                     connection.link.send_pdu(pdu);
                 }
             }
-            Sending::Ecl(session) => {
-                self.output.extend(
-                    std::iter::from_fn(|| session.poll_transmit(now)).map(|packet| Output::Datagram(id, packet)),
-                );
-            }
+            Sending::Ecl(packet) => self.output.push(Output::Datagram(id, packet)),
         }
     }
 
@@ -381,7 +377,7 @@ fn on_link(now: Instant, connection: &mut Connection, event: LinkEvent, workers:
             session.handle_closed(now, id, CloseReason::ConnectionLost(end.to_string()));
         }
         (LinkEvent::Ended(_), None, None) => connection.is_over = true,
-        (LinkEvent::Pdu(_) | LinkEvent::Corrupt(_), ..) => {}
+        (LinkEvent::Pdu(_) | LinkEvent::Corrupt(_) | LinkEvent::Message(_), ..) => {}
     }
 }
 

@@ -1,0 +1,34 @@
+//! The initiator's end of a connection, as the URL says: the channel, or plain iSCSI.
+
+use std::time::Instant;
+
+use strongroom_channel::ChannelLimits;
+use strongroom_net::{EclLogins, Link, LinkOptions};
+
+use crate::{AttachError, AttachOptions};
+
+/// `ecl`: whether it is the login of an ECL association.
+pub(super) fn link(now: Instant, options: &AttachOptions, ecl: EclLogins) -> Result<Link, AttachError> {
+    let link_options = LinkOptions {
+        setup_timeout: options.timeouts.connect,
+        counters: options.counters.clone(),
+        schemes: vec![options.scheme()],
+        channel: ChannelLimits {
+            rekey_tags: options.channel.rekey.tags,
+            rekey_bytes: options.channel.rekey.bytes,
+            ..ChannelLimits::default()
+        },
+        rekey_after: options.channel.rekey.after,
+        suites: vec![options.channel.suite],
+        ecl,
+        ..LinkOptions::default()
+    };
+    if !options.url.is_channel() {
+        return Ok(Link::initiator_plain(link_options, now));
+    }
+    let node = options.channel.node_key.as_ref().ok_or_else(|| {
+        AttachError::Options("a strongroom:// URL needs an identity; make one with 'strongroom identity new'".into())
+    })?;
+    Link::initiator_channel(node, &options.channel.target_keys, link_options, now)
+        .map_err(|error| AttachError::Handshake(error.to_string()))
+}
