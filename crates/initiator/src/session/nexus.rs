@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use strongroom_block::{Buffer, Custody};
-use strongroom_net::{PacketSplit, StreamId, UdpPacket, UdpTransmit};
+use strongroom_net::{PacketSplit, StreamId};
 use strongroom_scsi::transport::initiator::{Completed, DataIn, Event, Session, SubmitError, TaskId};
 
 use crate::pipeline::engine::{CommandId, Engine};
@@ -99,7 +99,7 @@ impl<T: SessionTransport> Nexus<T> {
         self.transport.handle_input(now, stream, bytes);
     }
 
-    /// What carries the session, for what only its driver knows of it.
+    /// What carries the session: datagrams go past the nexus.
     pub(crate) fn transport_mut(&mut self) -> &mut T {
         &mut self.transport
     }
@@ -137,16 +137,6 @@ impl<T: SessionTransport> Nexus<T> {
     /// How most datagrams are split.
     pub(crate) fn packet_split(&self) -> Option<PacketSplit> {
         self.transport.packet_split()
-    }
-
-    /// A datagram has arrived.
-    pub(crate) fn handle_packet(&mut self, now: Instant, packet: UdpPacket) {
-        self.transport.handle_packet(now, packet);
-    }
-
-    /// The next datagram to send, if one may be sent now.
-    pub(crate) fn poll_packet(&mut self, now: Instant) -> Option<UdpTransmit> {
-        self.transport.poll_packet(now)
     }
 
     /// How datagrams do.

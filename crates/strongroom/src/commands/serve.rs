@@ -142,14 +142,6 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let args = Arc::new(args);
     let config = args.configuration()?;
     config.check()?;
-    let reread: Option<ConfigReader> = Some({
-        let args = Arc::clone(&args);
-        Arc::new(move || {
-            let config = args.configuration().map_err(ProviderError::new)?;
-            let secrets = keys::read_chap_secrets(&config).map_err(ProviderError::new)?;
-            Ok((config, secrets))
-        })
-    });
     let node_key = config.node_key.as_deref().map(keys::read_identity).transpose()?;
     let chap_secrets = keys::read_chap_secrets(&config)?;
     if args.check {
@@ -169,7 +161,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         openers: Some(Arc::new(opener)),
         resealers: Some(Arc::new(resealer)),
         chap_secrets,
-        reread,
+        reread: Some(reader(&args)),
     };
     let handle = Target::start(options)?;
     for address in handle.local_addresses() {
@@ -197,6 +189,16 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     write_stats(args.stats_file.as_deref(), &handle);
     handle.stop();
     Ok(())
+}
+
+/// Reads the configuration again.
+fn reader(args: &Arc<ServeArgs>) -> ConfigReader {
+    let args = Arc::clone(args);
+    Arc::new(move || {
+        let config = args.configuration().map_err(ProviderError::new)?;
+        let secrets = keys::read_chap_secrets(&config).map_err(ProviderError::new)?;
+        Ok((config, secrets))
+    })
 }
 
 /// A target that starts for the first time makes its directory; not those above it, which a slip of the pen would make too.

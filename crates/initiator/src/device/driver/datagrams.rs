@@ -66,7 +66,7 @@ impl DatagramSocket {
         }
         for _ in 0..CALLS_IN_A_ROW {
             while self.backlog.len() < BATCH_PACKETS
-                && let Some(transmit) = nexus.poll_packet(now)
+                && let Some(transmit) = nexus.transport_mut().poll_packet(now)
             {
                 self.backlog.push_back(transmit);
             }
@@ -94,7 +94,7 @@ impl DatagramSocket {
             if !self.socket.receive(&mut self.arrived) {
                 return;
             }
-            self.arrived.drain(..).for_each(|packet| nexus.handle_packet(now, packet));
+            self.arrived.drain(..).for_each(|packet| nexus.transport_mut().handle_packet(now, packet));
         }
     }
 
