@@ -67,7 +67,7 @@ fn trains_arrive_split_and_the_rest_whole() {
                 assert!([&arrived.head[..], &arrived.rest].concat() == *expected, "packet {at}");
                 let is_quantum = at < 20;
                 assert_eq!(arrived.rest.len(), if is_quantum { quantum_bytes } else { 0 }, "packet {at}");
-                assert!(arrived.rest.is_empty() || arrived.rest.as_ptr() as usize % 512 == 0, "in place");
+                assert!(arrived.rest.is_empty() || (arrived.rest.as_ptr() as usize).is_multiple_of(512), "in place");
             }
             let after = receiver.counters();
             assert_eq!(after.packets_received - before.packets_received, 24);
