@@ -22,7 +22,7 @@ public() { grep -h ^strongroom-ed25519 "$1.pub"; }
 first_boot() {
   step "install the package"
   dpkg -i /root/strongroom.deb
-  expect test "$(systemctl is-enabled strongroom)" = disabled
+  expect test "$(systemctl is-enabled strongroom || true)" = disabled
   for page in strongroom strongroom-serve strongroom-attach; do expect test -f "/usr/share/man/man1/$page.1.gz"; done
   expect bash -n /usr/share/bash-completion/completions/strongroom
 
@@ -42,7 +42,8 @@ TOML
   strongroom volume create vault --size 64MiB --peer alice
   systemctl enable --now strongroom
   expect systemctl is-active strongroom
-  strongroom status | grep vault
+  strongroom status | grep -F 127.0.0.1:3260
+  strongroom volume list | grep vault
 
   step "attach at boot"
   echo "storage $(public /root/host)" > /etc/strongroom/known_targets
