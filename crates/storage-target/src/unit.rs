@@ -92,7 +92,7 @@ pub(crate) use self::task::{Finished, SessionKey};
 pub(crate) use self::users::Users;
 
 /// A call of a unit polls the store again, for what follows from completions, until the store has done this many steps. A poll of the store
-/// has a limit of its own, which so many calls after the other would multiply.
+/// has a limit of its own, which repeated calls would multiply.
 const STEPS_PER_CALL: u64 = 2048;
 /// Pause of a verification that is not wanted.
 const NO_VERIFICATION_PAUSE: Duration = Duration::from_secs(5);

@@ -22,7 +22,7 @@ fn bound(address: &str) -> UdpSocket {
     UdpSocket::bind_group(address.parse().unwrap(), 1).unwrap().remove(0)
 }
 
-/// Waits until so many packets have arrived.
+/// Waits until `count` packets have arrived.
 fn receive(socket: &mut UdpSocket, count: usize) -> Vec<UdpPacket> {
     let (mut packets, until) = (Vec::new(), Instant::now() + PATIENCE);
     while packets.len() < count {

@@ -35,7 +35,7 @@ const PATIENCE: Time = 200 * SECOND;
 const TROUBLED: Time = 400 * MILLI;
 /// The same where exclusive leases lapse.
 const TROUBLED_WITH_LEASES: Time = 3 * SECOND;
-/// The same where so many packets are sent that the first are too old for the replay window.
+/// The same, after sending enough packets to move the first ones out of the replay window.
 const TROUBLED_WITH_REPLAYS: Time = 100 * SECOND;
 /// Names who writes what initiators of ours do not.
 const FORGER: u64 = u64::MAX - 1;
