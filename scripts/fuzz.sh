@@ -49,8 +49,11 @@ for target in "${targets[@]}"; do
   mkdir -p "corpus/$target" "$found/$target"
   echo "fuzz: $target: $bound"
   log=$(mktemp)
-  if ! STRONGROOM_FUZZ_TARGET="$target" "$binary" "$found/$target" "corpus/$target" "${limits[@]}" -max_len=8192 \
+  # libFuzzer tries inputs of one size in the order of the directory, which differs between file systems: named one by one, they are sorted.
+  inputs=$(find "corpus/$target" -type f | LC_ALL=C sort | paste -s -d ,)
+  if ! STRONGROOM_FUZZ_TARGET="$target" "$binary" "$found/$target" -seed_inputs="$inputs" "${limits[@]}" -max_len=8192 \
     -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="findings/$target-" >"$log" 2>&1; then
+    grep -a -m 1 -A 2 'panicked at' "$log" >&2 || true
     tail -n 40 "$log"
     rm -f "$log"
     echo "fuzz: $target has a finding; see it again with:" >&2

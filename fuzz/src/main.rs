@@ -4,6 +4,7 @@
 
 #![no_main]
 
+mod randomness;
 mod targets;
 
 use std::sync::OnceLock;
