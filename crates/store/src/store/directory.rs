@@ -18,19 +18,31 @@ const LOCK_NAME: &str = "lock";
 const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(5);
 const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(2);
 
+/// The lock that keeps others from opening a store. It is unlocked when it is dropped, not only closed: a process that was forked meanwhile,
+/// to run another program, has the open file as well until that program begins.
+#[derive(Debug)]
+pub(crate) struct StoreLock(File);
+
+impl Drop for StoreLock {
+    fn drop(&mut self) {
+        // Closing it comes next in any case.
+        let _ = self.0.unlock();
+    }
+}
+
 /// The log of the store in `dir`, and the lock that keeps others from opening it.
-pub(crate) fn locked_log(dir: &Path, io: IoChoice) -> Result<(File, Chosen), StoreError> {
+pub(crate) fn locked_log(dir: &Path, io: IoChoice) -> Result<(StoreLock, Chosen), StoreError> {
     Ok((lock(dir)?, open_log(dir, io)?))
 }
 
 /// The log of the store in `dir` for tools that write nothing, on any medium, also a read-only one. The lock, where there
 /// is one and it can be had, keeps others from opening the store meanwhile. Right after its process was killed, what that had in
 /// flight is waited for.
-pub(crate) fn log_for_reading(dir: &Path) -> Result<(Option<File>, Box<dyn Backend>), StoreError> {
+pub(crate) fn log_for_reading(dir: &Path) -> Result<(Option<StoreLock>, Box<dyn Backend>), StoreError> {
     let file = File::open(dir.join(LOG_NAME)).map_err(missing_or("opening the store", dir))?;
-    let lock = File::open(dir.join(LOCK_NAME)).ok();
+    let lock = File::open(dir.join(LOCK_NAME)).ok().map(StoreLock);
     let in_use = |taken| matches!(taken, Err(TryLockError::WouldBlock));
-    if lock.as_ref().is_some_and(|lock| in_use(lock.try_lock_shared())) || in_use(patiently(|| file.try_lock_shared()))
+    if lock.as_ref().is_some_and(|lock| in_use(lock.0.try_lock_shared())) || in_use(patiently(|| file.try_lock_shared()))
     {
         return Err(StoreError::InUse(dir.to_owned()));
     }
@@ -38,20 +50,20 @@ pub(crate) fn log_for_reading(dir: &Path) -> Result<(Option<File>, Box<dyn Backe
 }
 
 /// Takes the lock of the store in `dir`.
-pub(super) fn lock(dir: &Path) -> Result<File, StoreError> {
+pub(super) fn lock(dir: &Path) -> Result<StoreLock, StoreError> {
     if !dir.join(LOG_NAME).exists() {
         return Err(StoreError::Missing(dir.to_owned()));
     }
     lock_in(dir)
 }
 
-pub(super) fn lock_in(dir: &Path) -> Result<File, StoreError> {
+pub(super) fn lock_in(dir: &Path) -> Result<StoreLock, StoreError> {
     let action = || format!("locking the store in {}", dir.display());
     let mut options = FileOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(dir.join(LOCK_NAME)).map_err(StoreError::io(action()))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(StoreLock(file)),
         Err(TryLockError::WouldBlock) => Err(StoreError::InUse(dir.to_owned())),
         Err(TryLockError::Error(error)) => Err(StoreError::io(action())(error)),
     }
@@ -108,6 +120,18 @@ mod tests {
     use crate::check::CheckReport;
     use crate::options::{CreateOptions, UnitKind};
     use crate::store::Store;
+
+    #[test]
+    fn a_lock_is_gone_with_its_owner_although_a_forked_process_has_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(LOG_NAME), []).unwrap();
+        let held = lock(dir.path()).unwrap();
+        let forked = held.0.try_clone().unwrap();
+        assert!(matches!(lock(dir.path()), Err(StoreError::InUse(_))));
+        drop(held);
+        lock(dir.path()).unwrap();
+        drop(forked);
+    }
 
     #[test]
     fn who_looks_waits_for_what_a_killed_process_had_in_flight() {

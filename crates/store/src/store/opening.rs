@@ -1,15 +1,15 @@
 //! How a store was opened: the options, and where it is.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use super::directory::StoreLock;
 use crate::options::OpenOptions;
 
 /// The options and the place of an open store.
 pub(super) struct Opening {
     pub(super) options: OpenOptions,
     /// Held as long as the store is open: nobody else can open it.
-    _lock: Option<File>,
+    _lock: Option<StoreLock>,
     /// The directory, if it is in one.
     pub(super) dir: Option<PathBuf>,
     /// Why its I/O is not done in a better way; `None`: there is none.
@@ -24,7 +24,7 @@ impl Opening {
     }
 
     /// The store is in this directory, under this lock.
-    pub(super) fn locked(&mut self, lock: File, dir: &Path, io_reason: Option<String>) {
+    pub(super) fn locked(&mut self, lock: StoreLock, dir: &Path, io_reason: Option<String>) {
         (self._lock, self.dir, self.io_reason) = (Some(lock), Some(dir.to_owned()), io_reason);
     }
 }
