@@ -36,6 +36,7 @@ tgt               tgtd
 istgt             istgt
 dbench            dbench
 iproute2          ip
+tshark            tshark
 "
 
 # Who takes part in `strongroom-lab peers` and `strongroom-lab dbench`, each left out with a word where it is missing; and what `profile` needs.
