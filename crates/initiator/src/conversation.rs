@@ -15,6 +15,7 @@ use strongroom_net::{Link, LinkEvent, LinkOptions, resolve};
 
 use crate::chap::ChapAccount;
 use crate::error::refusal;
+use crate::session::transport::InitiatorPort;
 use crate::{AttachError, DiscoverOptions};
 
 /// Bytes read from the socket at a time.
@@ -56,9 +57,8 @@ impl Conversation {
                 .map_err(|error| AttachError::Handshake(error.to_string()))?,
             None => Link::initiator_plain(link_options, now),
         };
-        let mut isid = [0; 6];
-        isid[0] = 0x80;
-        let mut login = Config::new(options.initiator_name.clone(), isid, SessionKind::Discovery);
+        let port = InitiatorPort::random();
+        let mut login = Config::new(options.initiator_name.clone(), port.isid, SessionKind::Discovery);
         login.login_timeout = options.timeout;
         login.offer.protocol_level = 1;
         login.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
@@ -137,7 +137,7 @@ impl Conversation {
                     }
                 }
                 // Of ECL logins, which this is none of.
-                LinkEvent::Message(_) => {}
+                LinkEvent::Message(_) | LinkEvent::Packet(_) => {}
                 LinkEvent::Ended(end) => {
                     return self.event()?.map(Some).ok_or_else(|| AttachError::Handshake(end.to_string()));
                 }

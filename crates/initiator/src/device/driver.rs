@@ -9,13 +9,14 @@ mod admit;
 mod claim;
 mod datagrams;
 mod keys;
+mod logout;
 mod pace;
 mod reconnection;
 
 use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use strongroom_block::{DeviceError, DeviceErrorKind};
 use strongroom_net::{
@@ -30,19 +31,15 @@ use crate::pipeline::engine::{Engine, EngineCounters};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::unit::UnitDescription;
 use crate::session::nexus::{Nexus, Notice};
-use crate::session::transport::{PacketStatus, SessionTransport, Wire};
+use crate::session::transport::{InitiatorPort, PacketStatus, SessionTransport, Wire};
 use crate::{AttachError, AttachOptions, PipelineStatus};
 use datagrams::DatagramSocket;
+use logout::hang_up;
 use pace::Pace;
 use reconnection::Reconnection;
 
 /// Connections of one session, and their successors while they linger.
 const STREAMS_MAX: usize = 64;
-/// How long a detach may take to say goodbye.
-const LOGOUT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long the answer to a logout is waited for at the end, where the goodbye needs it.
-const LOGOUT_ANSWER_MAX: Duration = Duration::from_millis(500);
-
 /// What the first connection gave.
 #[derive(Debug)]
 pub(super) struct Attached {
@@ -109,7 +106,7 @@ enum SessionState<T> {
 /// The thread's state. `T` carries the session.
 pub(super) struct Driver<T: SessionTransport> {
     options: Arc<AttachOptions>,
-    port: T::Port,
+    port: InitiatorPort,
     intake: Arc<Intake>,
     status: Arc<Mutex<ConnectionStatus>>,
     runtime: Runtime,
@@ -145,7 +142,7 @@ impl<T: SessionTransport> Driver<T> {
         let runtime = Runtime::with_waker(runtime_options, waker)
             .map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
         Ok(Driver {
-            port: T::port(),
+            port: InitiatorPort::random(),
             intake,
             status,
             runtime,
@@ -175,35 +172,6 @@ impl<T: SessionTransport> Driver<T> {
         }
         self.publish();
         self.leave();
-    }
-
-    /// Says goodbye on a connection that is still there, and waits for an answer only where the goodbye needs it.
-    fn leave(&mut self) {
-        if let SessionState::Active(nexus) = &mut self.state {
-            nexus.log_out(Instant::now());
-        }
-        self.transmit(Instant::now());
-        // The end of its connection could overtake a logout that goes by datagrams, and look like a loss.
-        let until = Instant::now() + LOGOUT_ANSWER_MAX;
-        while self.datagrams.is_some() && Instant::now() < until {
-            let next = self.next_timeout().map_or(until, |at| at.min(until));
-            let pause = next.saturating_duration_since(Instant::now());
-            if self.runtime.poll(Some(pause)).is_err() {
-                break;
-            }
-            self.receive();
-            let now = Instant::now();
-            if let SessionState::Active(nexus) = &mut self.state {
-                nexus.handle_timeout(now);
-            }
-            self.process(now);
-            self.transmit(now);
-        }
-        if let SessionState::Active(nexus) = &mut self.state {
-            hang_up(&mut self.runtime, nexus, self.datagrams.take());
-        }
-        // What waits in a socket's queue goes out as far as the kernel takes it.
-        let _ = self.runtime.poll(Some(Duration::ZERO));
     }
 
     fn step(&mut self) -> bool {
@@ -243,32 +211,6 @@ impl<T: SessionTransport> Driver<T> {
         }
         self.receive();
         true
-    }
-
-    /// Whether the thread has nothing left to do.
-    fn is_over(&mut self, now: Instant) -> bool {
-        if self.first.is_none() && self.attachment.engine.is_none() {
-            return true;
-        }
-        if !self.intake.is_detaching() {
-            return false;
-        }
-        match &mut self.state {
-            SessionState::Active(nexus) if nexus.is_connected() && (nexus.is_open() || nexus.is_logging_out()) => {
-                if self.attachment.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
-                    && self.logout_deadline.is_none()
-                {
-                    // Requests from before the detach are answered first; new ones are refused at the door.
-                    self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
-                } else if !nexus.is_logging_out()
-                    && !self.attachment.engine.as_ref().is_some_and(|engine| engine.table.has_waiting_callers())
-                {
-                    self.say_goodbye(now);
-                }
-                self.logout_deadline.is_some_and(|deadline| deadline <= now)
-            }
-            _ => !self.waits_to_ask(now),
-        }
     }
 
     /// Nobody waits any longer, for good.
@@ -595,22 +537,5 @@ impl<T: SessionTransport> Driver<T> {
             // The caller waits for exactly this.
             let _ = first.send(result);
         }
-    }
-}
-
-/// Says goodbye on every wire, and by a datagram, and closes them.
-fn hang_up<T: SessionTransport>(runtime: &mut Runtime, nexus: &mut Nexus<T>, datagrams: Option<DatagramSocket>) {
-    nexus.close();
-    if let Some(datagrams) = datagrams {
-        datagrams.close(runtime, nexus);
-    }
-    for at in 0..nexus.wires().len() {
-        let mut last = nexus.transmit(at, None);
-        let stream = nexus.wires()[at].stream;
-        let _ = runtime.send(stream, &mut last);
-        runtime.close(stream);
-    }
-    for stream in nexus.take_ended() {
-        runtime.close(stream);
     }
 }

@@ -25,9 +25,9 @@ use crate::pipeline::operation::{Discard, Flush, Hole, Operation, Read, Write, W
 use crate::pipeline::request::{FinishedRequest, NewRequest, Reply};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::unit::UnitDescription;
-use crate::session::iscsi::{IscsiConnection, IscsiPort, IscsiTransport};
+use crate::session::iscsi::{IscsiConnection, IscsiTransport};
 use crate::session::nexus::{Nexus, Notice};
-use crate::session::transport::Wire;
+use crate::session::transport::{InitiatorPort, Wire};
 use crate::session::writer_lease::LeaseOutcome;
 use crate::{AttachError, AttachOptions, KeyRequest};
 
@@ -53,7 +53,7 @@ macro_rules! each {
 /// An attachment without a thread.
 pub struct Initiator {
     options: AttachOptions,
-    port: IscsiPort,
+    port: InitiatorPort,
     nexus: Option<AnyNexus>,
     attachment: Attachment,
     /// Why the last connection ended.
@@ -71,7 +71,7 @@ impl Initiator {
     /// Not connected yet. `options` name the volume and the source of its keys.
     pub fn new(options: AttachOptions, isid: [u8; 6]) -> Initiator {
         Initiator {
-            port: IscsiPort { isid },
+            port: InitiatorPort { isid },
             attachment: Attachment::new(&options),
             options,
             nexus: None,
@@ -283,11 +283,8 @@ impl Initiator {
 
     fn process(&mut self, now: Instant) {
         let engine = self.attachment.engine.as_mut();
-        let notice = match &mut self.nexus {
-            None => return,
-            Some(AnyNexus::Iscsi(nexus)) => nexus.process(now, &self.options, &self.port, engine),
-            Some(AnyNexus::Ecl(nexus)) => nexus.process(now, &self.options, &(), engine),
-        };
+        let Some(any) = &mut self.nexus else { return };
+        let notice = each!(any, nexus => nexus.process(now, &self.options, &self.port, engine));
         if let Some(notice) = notice {
             self.act(now, notice);
         }

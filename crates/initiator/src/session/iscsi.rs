@@ -13,18 +13,17 @@ use strongroom_block::{Buffer, Custody};
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::initiator::{ConnectionId, Event, Session};
 use strongroom_iscsi::{Agreed, CloseReason};
-use strongroom_net::{LinkEnd, LinkEvent, StreamId};
+use strongroom_net::{LinkEvent, StreamId};
 
 use self::further::FurtherConnections;
 use self::login::login_config;
 use crate::chap::ChapAccount;
 use crate::error::login_error;
-use crate::pipeline::stamps::random;
-use crate::session::transport::{SessionChange, SessionTransport, Wire, WireFailure};
+use crate::session::link::link_lost;
+use crate::session::transport::{InitiatorPort, SessionChange, SessionTransport, Wire, WireFailure};
 use crate::{AttachError, AttachOptions};
 
 pub(crate) use self::connection::IscsiConnection;
-pub(crate) use self::login::IscsiPort;
 
 /// See the module.
 #[derive(Debug)]
@@ -48,7 +47,12 @@ impl IscsiTransport {
         self.wires.iter().position(|wire| wire.connection.id == Some(id))
     }
 
-    fn start_session(&mut self, now: Instant, options: &AttachOptions, port: &IscsiPort) -> Result<(), AttachError> {
+    fn start_session(
+        &mut self,
+        now: Instant,
+        options: &AttachOptions,
+        port: &InitiatorPort,
+    ) -> Result<(), AttachError> {
         let connection = &mut self.wires[0].connection;
         connection.id = Some(ConnectionId::LEADING);
         self.target_key = connection.link.peer();
@@ -119,14 +123,6 @@ impl IscsiTransport {
 impl SessionTransport for IscsiTransport {
     type Session = Session;
     type Connection = IscsiConnection;
-    type Port = IscsiPort;
-
-    fn port() -> IscsiPort {
-        let mut isid: [u8; 6] = random();
-        // RFC 7143 §11.12.5: type "random", so that no two attachments share a nexus; kept over reconnects.
-        isid[0] = 0x80;
-        IscsiPort { isid }
-    }
 
     fn connection(now: Instant, options: &AttachOptions) -> Result<IscsiConnection, AttachError> {
         IscsiConnection::new(now, options)
@@ -228,7 +224,7 @@ impl SessionTransport for IscsiTransport {
         &mut self,
         now: Instant,
         options: &AttachOptions,
-        port: &IscsiPort,
+        port: &InitiatorPort,
         at: usize,
     ) -> Result<(), WireFailure> {
         while let Some(event) = self.wires[at].connection.link.poll_event() {
@@ -247,8 +243,8 @@ impl SessionTransport for IscsiTransport {
                         session.handle_corrupt_pdu_on(now, id, &pdu);
                     }
                 }
-                // Of ECL logins, which this is none of.
-                LinkEvent::Message(_) => {}
+                // Of ECL, which this is not.
+                LinkEvent::Message(_) | LinkEvent::Packet(_) => {}
                 LinkEvent::Ended(end) => return Err(WireFailure::Connection(link_lost(&end))),
             }
         }
@@ -314,16 +310,5 @@ impl SessionTransport for IscsiTransport {
 
     fn close(&mut self) {
         self.wires.iter_mut().for_each(|wire| wire.connection.link.close());
-    }
-}
-
-/// The error of a link that has ended.
-fn link_lost(end: &LinkEnd) -> AttachError {
-    use strongroom_handshake::HandshakeError as H;
-    match end {
-        LinkEnd::Handshake(H::WrongTarget { .. } | H::RefusedByTarget { .. } | H::Incompatible { .. } | H::NotTls) => {
-            AttachError::Handshake(end.to_string())
-        }
-        _ => AttachError::Unreachable(end.to_string()),
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use strongroom_channel::ChannelLimits;
-use strongroom_net::{EclLogins, Link, LinkOptions};
+use strongroom_handshake::HandshakeError;
+use strongroom_net::{EclLogins, Link, LinkEnd, LinkOptions};
 
 use crate::{AttachError, AttachOptions};
 
@@ -27,8 +28,21 @@ pub(super) fn link(now: Instant, options: &AttachOptions, ecl: EclLogins) -> Res
         return Ok(Link::initiator_plain(link_options, now));
     }
     let node = options.channel.node_key.as_ref().ok_or_else(|| {
-        AttachError::Options("a strongroom:// URL needs an identity; make one with 'strongroom identity new'".into())
+        AttachError::Options(
+            "this URL needs an identity, by which the target knows us; make one with 'strongroom identity new'".into(),
+        )
     })?;
     Link::initiator_channel(node, &options.channel.target_keys, link_options, now)
         .map_err(|error| AttachError::Handshake(error.to_string()))
+}
+
+/// The error of a link that has ended.
+pub(super) fn link_lost(end: &LinkEnd) -> AttachError {
+    use HandshakeError as H;
+    match end {
+        LinkEnd::Handshake(H::WrongTarget { .. } | H::RefusedByTarget { .. } | H::Incompatible { .. } | H::NotTls) => {
+            AttachError::Handshake(end.to_string())
+        }
+        _ => AttachError::Unreachable(end.to_string()),
+    }
 }

@@ -17,7 +17,7 @@ use strongroom_scsi::transport::initiator::{Completed, DataIn, Event, Session, S
 use crate::pipeline::engine::{CommandId, Engine};
 use crate::pipeline::unit::UnitDescription;
 use crate::session::probe::{Probe, ProbeStep};
-use crate::session::transport::{PacketStatus, SessionChange, SessionTransport, Wire, WireFailure};
+use crate::session::transport::{InitiatorPort, PacketStatus, SessionChange, SessionTransport, Wire, WireFailure};
 use crate::session::writer_lease::{LeaseOutcome, LeaseTalk};
 use crate::{AttachError, AttachOptions};
 
@@ -245,7 +245,7 @@ impl<T: SessionTransport> Nexus<T> {
         &mut self,
         now: Instant,
         options: &AttachOptions,
-        port: &T::Port,
+        port: &InitiatorPort,
         engine: Option<&mut Engine>,
     ) -> Option<Notice> {
         let mut engine = engine;
@@ -286,7 +286,7 @@ impl<T: SessionTransport> Nexus<T> {
         &mut self,
         now: Instant,
         options: &AttachOptions,
-        port: &T::Port,
+        port: &InitiatorPort,
         at: usize,
         engine: Option<&mut Engine>,
     ) -> Option<Notice> {

@@ -12,7 +12,23 @@ use strongroom_handshake::PublicKey;
 use strongroom_net::{PacketSplit, StreamId, UdpPacket, UdpTransmit};
 use strongroom_scsi::transport::initiator::Session;
 
+use crate::pipeline::stamps::random;
 use crate::{AttachError, AttachOptions};
+
+/// The initiator port: what all sessions of one attachment have in common; by it and our name the target recognizes them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InitiatorPort {
+    pub(crate) isid: [u8; 6],
+}
+
+impl InitiatorPort {
+    /// Of a new attachment: of the type "random" (RFC 7143 §11.12.5), so that no two attachments share a nexus; kept over reconnects.
+    pub(crate) fn random() -> InitiatorPort {
+        let mut isid: [u8; 6] = random();
+        isid[0] = 0x80;
+        InitiatorPort { isid }
+    }
+}
 
 /// A session with a target and its connections.
 pub(crate) trait SessionTransport: Sized {
@@ -20,11 +36,6 @@ pub(crate) trait SessionTransport: Sized {
     type Session: Session;
     /// What the transport keeps for each wire: framing, channel, the connection's name in the session.
     type Connection: Debug;
-    /// The initiator port: what all sessions of one attachment have in common, by which the target recognizes them.
-    type Port: Debug;
-
-    /// The port of a new attachment.
-    fn port() -> Self::Port;
 
     /// The transport's part of a connection that is being made.
     ///
@@ -98,7 +109,7 @@ pub(crate) trait SessionTransport: Sized {
         &mut self,
         now: Instant,
         options: &AttachOptions,
-        port: &Self::Port,
+        port: &InitiatorPort,
         at: usize,
     ) -> Result<(), WireFailure>;
 
@@ -195,6 +206,8 @@ pub struct PacketStatus {
     pub packets_sent: u64,
     /// Of those, packets that counted as lost.
     pub packets_lost: u64,
+    /// Quanta that were lost on the way here, and restored by parity.
+    pub quanta_repaired: u64,
     /// Packets received and used.
     pub packets_received: u64,
     /// Bytes of quanta that were received into memory of their own, and not copied.
@@ -203,7 +216,7 @@ pub struct PacketStatus {
     pub round_trip: Option<Duration>,
     /// The smallest round trip.
     pub smallest_round_trip: Option<Duration>,
-    /// Congestion window, in bytes.
+    /// Congestion window, in bytes; 0 where TCP carries the packets, which has its own.
     pub window_bytes: u32,
 }
 

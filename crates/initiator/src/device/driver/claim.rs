@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Attached, Driver, LOGOUT_TIMEOUT, SessionState};
+use super::{Attached, Driver, SessionState};
 use crate::AttachError;
 use crate::completion::lock;
 use crate::device::attachment::{LeaseAnswer, ProbedUnit};
@@ -42,27 +42,6 @@ impl<T: SessionTransport> Driver<T> {
             }
         }
         Ok(())
-    }
-
-    /// Asks whether the lease still is ours, gives it back, and then logs out.
-    pub(super) fn say_goodbye(&mut self, now: Instant) {
-        let SessionState::Active(nexus) = &mut self.state else { return };
-        if nexus.talks_of_lease() {
-            self.logout_deadline.get_or_insert(now + LOGOUT_TIMEOUT);
-            return;
-        }
-        self.attachment.leave(now, nexus);
-        self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
-        self.transmit(now);
-    }
-
-    /// Whether a detach waits for a connection that is lost: the target is asked once whether the lease still is ours. `false`: it waited for
-    /// long enough, or there is nothing to ask.
-    pub(super) fn waits_to_ask(&mut self, now: Instant) -> bool {
-        let asks = self.attachment.lease.is_held()
-            && !self.intake.is_abandoned()
-            && !matches!(self.state, SessionState::Refused);
-        asks && *self.logout_deadline.get_or_insert(now + LOGOUT_TIMEOUT) > now
     }
 
     /// If something stands against us: asks whether the lease still is ours.

@@ -9,7 +9,7 @@ use strongroom_ecl::{Config, Datagram, Transmit};
 use strongroom_handshake::PublicKey;
 use strongroom_net::StreamId;
 
-use crate::session::transport::{SessionChange, SessionTransport, Wire, WireFailure};
+use crate::session::transport::{InitiatorPort, SessionChange, SessionTransport, Wire, WireFailure};
 use crate::{AttachError, AttachOptions};
 
 /// What the login has settled, until the session begins.
@@ -46,9 +46,6 @@ impl Association {
 impl SessionTransport for Association {
     type Session = Session;
     type Connection = LoginConnection;
-    type Port = ();
-
-    fn port() {}
 
     fn connection(_: Instant, _: &AttachOptions) -> Result<LoginConnection, AttachError> {
         unreachable!("a simulation makes its connections")
@@ -121,7 +118,13 @@ impl SessionTransport for Association {
         false
     }
 
-    fn process_wire(&mut self, now: Instant, _: &AttachOptions, (): &(), at: usize) -> Result<(), WireFailure> {
+    fn process_wire(
+        &mut self,
+        now: Instant,
+        _: &AttachOptions,
+        _: &InitiatorPort,
+        at: usize,
+    ) -> Result<(), WireFailure> {
         if let Some(config) = self.wires[at].connection.config.take() {
             self.session = Some(Session::new(now, &config));
         }

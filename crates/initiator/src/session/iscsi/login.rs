@@ -4,19 +4,18 @@ use strongroom_iscsi::DigestOffer;
 use strongroom_iscsi::initiator::{Config, SessionKind};
 
 use crate::chap::ChapAccount;
+use crate::session::transport::InitiatorPort;
 use crate::{AttachError, AttachOptions};
 
 /// A session without a connection is kept for this long by a target that agrees, in seconds.
 const RETAIN_S: u16 = 60;
 
-/// The initiator port: with our iSCSI name it is what the target knows the sessions of one attachment by.
-#[derive(Debug)]
-pub(crate) struct IscsiPort {
-    pub(crate) isid: [u8; 6],
-}
-
 /// The login of the first connection.
-pub(super) fn login_config(options: &AttachOptions, port: &IscsiPort, in_channel: bool) -> Result<Config, AttachError> {
+pub(super) fn login_config(
+    options: &AttachOptions,
+    port: &InitiatorPort,
+    in_channel: bool,
+) -> Result<Config, AttachError> {
     let kind = SessionKind::Normal { target_name: options.target_name() };
     let mut config = Config::new(options.iscsi.initiator_name.clone(), port.isid, kind);
     config.in_channel = in_channel;
