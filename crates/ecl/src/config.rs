@@ -6,6 +6,7 @@ use strongroom_block::Custody;
 
 use crate::congestion::CongestionAlgorithm;
 use crate::keys::{EclKeys, RekeyLimits};
+use crate::parity::Parity;
 use crate::planted::Planted;
 
 /// Longest quantum, in bytes. A volume with longer blocks is served by iSCSI alone.
@@ -59,8 +60,10 @@ pub struct Config {
     pub queue_depth: u16,
     /// Seal records hold block keys (custody `target`): memory that they were in is wiped.
     pub holds_keys: bool,
-    /// The transport below takes packets of any size (TCP): there is no MTU to discover.
+    /// A stream (TCP) carries the packets: it takes any size, so there is no MTU to discover, and it controls congestion.
     pub is_stream: bool,
+    /// Parity behind the quanta of transfers, both ways, if the login has settled it.
+    pub parity: Option<Parity>,
     /// How much this end sends at once.
     pub congestion: CongestionAlgorithm,
     /// Spreads what should not happen at the same time everywhere.
@@ -84,6 +87,7 @@ impl Config {
             queue_depth: crate::tag::SINKS_MAX as u16,
             holds_keys: false,
             is_stream: false,
+            parity: None,
             congestion: CongestionAlgorithm::default(),
             seed: u64::from(connection_id),
             rekey: RekeyLimits::default(),

@@ -34,6 +34,7 @@ pub enum CongestionAlgorithm {
 pub(crate) enum SentInfo {
     Bbr(<bbr::BbrCongestionController as CongestionController>::PacketInfo),
     Cubic,
+    Uncontrolled,
 }
 
 /// How much may be in flight, and when the next packet may leave.
@@ -52,7 +53,7 @@ pub(crate) trait CongestionControl: fmt::Debug + Send {
     fn on_discarded(&mut self, bytes: usize);
     /// Packets have at most this size from now on.
     fn on_packet_size(&mut self, bytes: u16);
-    /// The congestion window in bytes.
+    /// The congestion window in bytes; 0: there is none here.
     fn window_bytes(&self) -> u32;
     /// Bytes in flight.
     fn in_flight_bytes(&self) -> u32;
@@ -78,7 +79,7 @@ pub(crate) fn controller(
             wrap: SentInfo::Bbr,
             unwrap: |info| match info {
                 SentInfo::Bbr(info) => info,
-                SentInfo::Cubic => unreachable!("made by this controller"),
+                SentInfo::Cubic | SentInfo::Uncontrolled => unreachable!("made by this controller"),
             },
         }),
         CongestionAlgorithm::Cubic => Box::new(Adapter {
@@ -88,6 +89,53 @@ pub(crate) fn controller(
             wrap: |()| SentInfo::Cubic,
             unwrap: |_| (),
         }),
+    }
+}
+
+/// For packets that a stream carries: it controls congestion by itself, and says when it takes no more.
+#[derive(Debug, Default)]
+pub(crate) struct Uncontrolled {
+    in_flight_bytes: u32,
+}
+
+impl CongestionControl for Uncontrolled {
+    fn on_sent(&mut self, _: Instant, bytes: usize, _: bool, _: &RoundTrip) -> SentInfo {
+        self.in_flight_bytes += bytes as u32;
+        SentInfo::Uncontrolled
+    }
+
+    fn on_round_trip(&mut self, _: Instant, _: Instant, _: &RoundTrip) {}
+
+    fn on_acknowledged(&mut self, _: Instant, bytes: usize, _: SentInfo, _: Instant, _: &RoundTrip) {
+        self.on_discarded(bytes);
+    }
+
+    fn on_lost(&mut self, bytes: u32, _: SentInfo, _: bool, _: bool, _: Instant) {
+        self.on_discarded(bytes as usize);
+    }
+
+    fn on_marked(&mut self, _: u64, _: Instant) {}
+
+    fn on_discarded(&mut self, bytes: usize) {
+        self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes as u32);
+    }
+
+    fn on_packet_size(&mut self, _: u16) {}
+
+    fn window_bytes(&self) -> u32 {
+        0
+    }
+
+    fn in_flight_bytes(&self) -> u32 {
+        self.in_flight_bytes
+    }
+
+    fn is_limited(&self) -> bool {
+        false
+    }
+
+    fn departs_at(&self) -> Option<Instant> {
+        None
     }
 }
 

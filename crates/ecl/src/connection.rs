@@ -10,7 +10,7 @@ use strongroom_block::{Buffer, BufferMut};
 
 use crate::acknowledgement::{Acknowledgement, Ecn, Receipts};
 use crate::config::Config;
-use crate::congestion::{CongestionControl, controller};
+use crate::congestion::{CongestionControl, Uncontrolled, controller};
 use crate::error::{Dropped, PeerMisbehaved};
 use crate::header::{ClearHeader, Flags, HEADER_BYTES, Header, Operation, PacketType, TAG_BYTES};
 use crate::keys::{Direction, ReceiveKeys, SendKeys};
@@ -95,6 +95,15 @@ pub(crate) struct Packet {
     pub(crate) is_placed: bool,
 }
 
+#[cfg(test)]
+impl Packet {
+    /// One that was opened.
+    pub(crate) fn for_tests(header: Header, sink: SinkTag, body: Bytes, payload: Buffer) -> Packet {
+        let source = SocketAddr::from(([127, 0, 0, 1], 1));
+        Packet { number: 0, ecn: Ecn::NotCapable, source, sink, header, body, payload, is_placed: true }
+    }
+}
+
 /// Why a packet was not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -161,6 +170,7 @@ pub(crate) struct Connection<C> {
     /// Where authentic packets come from. A target has only the host at first.
     peer: SocketAddr,
     is_port_known: bool,
+    is_stream: bool,
     holds_keys: bool,
     protection: Protection,
     replay: ReplayWindow,
@@ -193,11 +203,16 @@ impl<C: Clone> Connection<C> {
         let id = config.connection_id;
         let mtu = PathMtu::new(now, config.quantum_bytes as usize, config.is_stream);
         let packet_bytes = mtu.packet_bytes() as u16;
+        let congestion = match config.is_stream {
+            true => Box::new(Uncontrolled::default()),
+            false => controller(config.congestion, now, packet_bytes, config.seed),
+        };
         Connection {
             role,
             connection_id: id,
             peer: config.peer,
             is_port_known: role == Role::Initiator,
+            is_stream: config.is_stream,
             holds_keys: config.holds_keys,
             protection: Protection {
                 sender: SendKeys::new(&config.keys, outward, id, config.rekey),
@@ -206,7 +221,7 @@ impl<C: Clone> Connection<C> {
             replay: ReplayWindow::new(config.planted),
             receipts: Receipts::default(),
             recovery: Recovery::new(now),
-            congestion: controller(config.congestion, now, packet_bytes, config.seed),
+            congestion,
             mtu,
             activity: Activity { opened_at: now, heard_at: None, sent_at: now, ping_wanted: role == Role::Initiator },
             settled: VecDeque::new(),
@@ -297,6 +312,12 @@ impl<C: Clone> Connection<C> {
         self.is_port_known = true;
         self.activity.heard_at = Some(now);
         self.statistics.packets_received += 1;
+    }
+
+    /// Whether a packet that was not used means that the stream which carries packets was changed on the way: what follows cannot be told
+    /// from it any more.
+    pub(crate) fn is_broken_by(&self, why: Dropped) -> bool {
+        self.is_stream && matches!(why, Dropped::Malformed | Dropped::OtherAssociation | Dropped::NotAuthentic)
     }
 
     /// A packet was not used: it counts as lost.
@@ -501,9 +522,10 @@ impl<C: Clone> Connection<C> {
         Some(self.activity.heard_at.map_or(waiting, |heard| heard.max(waiting)) + SILENCE_MAX)
     }
 
-    /// Since when nothing at all has been heard; `None` once something has.
+    /// Since when nothing at all has been heard by UDP; `None` once something has.
     pub(crate) fn unheard_since(&self) -> Option<Instant> {
-        self.activity.heard_at.is_none().then_some(self.activity.opened_at)
+        let is_unheard = self.activity.heard_at.is_none() && !self.is_stream;
+        is_unheard.then_some(self.activity.opened_at)
     }
 
     /// What `status` shows.

@@ -73,9 +73,14 @@ impl UsableCredits {
         units(bytes) <= self.window
     }
 
+    /// Whether there are enough for a write now.
+    pub(crate) fn has(&self, bytes: u32) -> bool {
+        self.used + units(bytes) <= self.limit
+    }
+
     /// Takes the credits of a write; false if there are not enough now.
     pub(crate) fn take(&mut self, bytes: u32) -> bool {
-        let fits = self.used + units(bytes) <= self.limit;
+        let fits = self.has(bytes);
         if fits {
             self.used += units(bytes);
         }

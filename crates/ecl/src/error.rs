@@ -56,9 +56,12 @@ pub enum CloseReason {
     /// No packet came back although the login succeeded.
     #[error(
         "no UDP packet came back from the target within {0} s, though its TCP port answers: a firewall may drop UDP. Open its UDP \
-         port, or use a strongroom:// URL (iSCSI), which needs TCP only"
+         port, or use an ecl+tcp:// URL, or strongroom:// (iSCSI), which need TCP only"
     )]
     UdpBlocked(u64),
+    /// A stream that carries packets brought what is none of the peer's.
+    #[error("the connection was damaged on the way: what arrived is no packet of the peer's")]
+    StreamDamaged,
     /// An association that worked is silent.
     #[error("the peer has not answered any packet for {0} s")]
     PeerSilent(u64),

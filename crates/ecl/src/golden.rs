@@ -9,7 +9,8 @@ use crate::acknowledgement::{Acknowledgement, EcnCounts};
 use crate::body::ResponseBody;
 use crate::header::{ClearHeader, Flags, HEADER_BYTES, Header, Operation, PacketType};
 use crate::keys::{Direction, EclKeys, ReceiveKeys, RekeyLimits, SendKeys};
-use crate::login::{LoginAnswer, LoginGrant, LoginRequest};
+use crate::login::{Carrier, LoginAnswer, LoginGrant, LoginRequest};
+use crate::parity::Parity;
 use crate::scheme::Scheme;
 use crate::tag::SinkTag;
 
@@ -122,9 +123,16 @@ fn packets_to_the_initiator_are_as_documented() {
 
 #[test]
 fn logins_are_as_documented() {
-    let request =
-        LoginRequest { isid: [0x80, 1, 2, 3, 4, 5], initiator_name: "iqn.i".into(), target_name: "iqn.t".into() };
+    let request = LoginRequest {
+        carrier: Carrier::Udp,
+        parity: None,
+        isid: [0x80, 1, 2, 3, 4, 5],
+        initiator_name: "iqn.i".into(),
+        target_name: "iqn.t".into(),
+    };
     assert_eq!(request.encode(), vector("LOGIN REQUEST"));
+    let other = LoginRequest { carrier: Carrier::Stream, parity: Parity::new(8, 2), ..request };
+    assert_eq!(other.encode(), vector("LOGIN REQUEST, packets over the connection, parity 8+2"));
     let grant = LoginGrant {
         udp_port: 3260,
         connection_id: CONNECTION_ID,

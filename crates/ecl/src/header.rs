@@ -110,10 +110,12 @@ pub(crate) enum Operation {
     Close = 14,
     /// To the initiator: log out within a time.
     Drain = 15,
+    /// Either way: parity of quanta of a transfer.
+    Parity = 16,
 }
 
 impl Operation {
-    const ALL: [Operation; 15] = [
+    const ALL: [Operation; 16] = [
         Operation::Command,
         Operation::DataOut,
         Operation::PlainOut,
@@ -129,6 +131,7 @@ impl Operation {
         Operation::Logout,
         Operation::Close,
         Operation::Drain,
+        Operation::Parity,
     ];
 
     /// From its code.
@@ -320,7 +323,7 @@ mod tests {
             assert_eq!(operation as usize, at + 1);
             assert_eq!(Operation::from_code(at as u8 + 1), Some(operation));
         }
-        assert_eq!((Operation::from_code(0), Operation::from_code(16)), (None, None));
+        assert_eq!((Operation::from_code(0), Operation::from_code(17)), (None, None));
     }
 
     #[test]

@@ -1,20 +1,36 @@
 //! The login: one request and one answer, inside the channel that the handshake on the target's TCP port has made. `docs/ecl.md` is the
 //! specification.
 
+use crate::parity::Parity;
+
 /// The version of the login's messages.
 pub const LOGIN_VERSION: u16 = 1;
 /// Longest name of an initiator or a target, in bytes, as in iSCSI (RFC 7143 §4.2.7.1).
 pub const NAME_BYTES_MAX: usize = 223;
 /// Longest reason for a refusal, in bytes.
 pub const REASON_BYTES_MAX: usize = 1024;
-const REQUEST_BYTES: usize = 14;
+const REQUEST_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 32;
 const REQUEST: u8 = 1;
 const ANSWER: u8 = 2;
 
+/// What carries the packets of an association.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Carrier {
+    /// UDP, beside the connection of the login.
+    #[default]
+    Udp,
+    /// The connection of the login itself, where UDP is blocked.
+    Stream,
+}
+
 /// An initiator asks for an association.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoginRequest {
+    /// What is to carry its packets.
+    pub carrier: Carrier,
+    /// Parity behind the quanta of its transfers, both ways.
+    pub parity: Option<Parity>,
     /// The initiator's part of the nexus, beside its name.
     pub isid: [u8; 6],
     /// Who it is; its key must be bound to the name.
@@ -26,7 +42,7 @@ pub struct LoginRequest {
 /// What the target grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoginGrant {
-    /// The UDP port to send to.
+    /// The UDP port to send to; 0 if the connection carries the packets.
     pub udp_port: u16,
     /// Goes into every packet.
     pub connection_id: u32,
@@ -78,10 +94,12 @@ impl LoginRequest {
         let names = [&self.initiator_name, &self.target_name];
         assert!(names.iter().all(|name| name.len() <= NAME_BYTES_MAX), "names were checked when they were configured");
         let mut out = start(REQUEST);
+        out[3] = self.carrier as u8;
         out.extend_from_slice(&self.isid);
         for name in names {
             out.extend_from_slice(&(name.len() as u16).to_be_bytes());
         }
+        out.extend_from_slice(&Parity::encode(self.parity));
         for name in names {
             out.extend_from_slice(name.as_bytes());
         }
@@ -103,8 +121,15 @@ impl LoginRequest {
             return Err(LoginError::Malformed("its length does not fit its names"));
         }
         let (initiator, target) = names.split_at(initiator_bytes);
+        let carrier = match fixed[3] {
+            0 => Carrier::Udp,
+            1 => Carrier::Stream,
+            _ => return Err(LoginError::Malformed("a carrier of packets that this build does not know")),
+        };
         let isid = fixed[4..10].try_into().expect("6 bytes");
-        Ok(LoginRequest { isid, initiator_name: text(initiator)?, target_name: text(target)? })
+        let parity = Parity::decode([fixed[14], fixed[15]]);
+        let parity = parity.map_err(|_| LoginError::Malformed("parity that there is not"))?;
+        Ok(LoginRequest { carrier, parity, isid, initiator_name: text(initiator)?, target_name: text(target)? })
     }
 }
 
@@ -195,9 +220,20 @@ mod tests {
 
     #[test]
     fn messages_decode_as_encoded() {
-        let request =
-            LoginRequest { isid: [1, 2, 3, 4, 5, 6], initiator_name: "iqn.i".into(), target_name: "iqn.t".into() };
+        let request = LoginRequest {
+            carrier: Carrier::Stream,
+            parity: Parity::new(8, 2),
+            isid: [1, 2, 3, 4, 5, 6],
+            initiator_name: "iqn.i".into(),
+            target_name: "iqn.t".into(),
+        };
         assert_eq!(LoginRequest::decode(&request.encode()), Ok(request.clone()));
+        let mut unknown = request.encode();
+        unknown[3] = 2;
+        assert!(matches!(LoginRequest::decode(&unknown), Err(LoginError::Malformed(_))));
+        let mut odd = request.encode();
+        odd[15] = 3;
+        assert!(matches!(LoginRequest::decode(&odd), Err(LoginError::Malformed(_))));
         let grant = LoginGrant {
             udp_port: 3260,
             connection_id: 7,

@@ -13,7 +13,7 @@ use crate::planted::{Planted, PlantedFault};
 const UNIT_BYTES: usize = 512;
 
 /// The keyless checksum in an encoded seal record (`docs/sealed-block.md`); `None` if it is too short to be one.
-fn record_checksum(record: &[u8]) -> Option<u64> {
+pub(crate) fn record_checksum(record: &[u8]) -> Option<u64> {
     let is_long_enough = record.len() >= SealRecord::BASE_BYTES;
     is_long_enough.then(|| u64::from_be_bytes(record[32..40].try_into().expect("8 bytes")))
 }

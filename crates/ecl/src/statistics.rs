@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::Dropped;
 
-/// Counters and measurements of one end.
+/// Counters and measurements of one end: as many fields as there are figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Packets of all kinds.
@@ -13,6 +13,8 @@ pub struct Statistics {
     pub packets_received: u64,
     /// Packets that counted as lost, probes of the path left out.
     pub packets_lost: u64,
+    /// Quanta that parity has restored.
+    pub quanta_repaired: u64,
     /// Packets that were not used.
     pub dropped: DropCounts,
     /// Data of transfers that were over.
@@ -25,7 +27,7 @@ pub struct Statistics {
     pub rtt: Option<Duration>,
     /// The shortest round trip.
     pub rtt_min: Option<Duration>,
-    /// Congestion window.
+    /// Congestion window in bytes; 0 where a stream carries the packets, which has its own.
     pub window_bytes: u32,
     /// Bytes in flight.
     pub in_flight_bytes: u32,

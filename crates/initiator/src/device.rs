@@ -123,11 +123,11 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
                 .into(),
         ));
     }
-    if options.url.transport() == Transport::Ecl {
+    if options.url.transport() != Transport::Iscsi {
         strongroom_ecl::Scheme::from_number(options.scheme() as u8)
             .map_err(|error| AttachError::Options(error.to_string()))?;
         if options.iscsi.connections > 1 {
-            let problem = "an ecl:// URL has one association and no further connections; several are for strongroom://";
+            let problem = "an ecl:// or ecl+tcp:// URL has one association and no further connections; several are for strongroom://";
             return Err(AttachError::Options(problem.into()));
         }
     }
@@ -151,7 +151,7 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
         // A runtime stays in its thread, so the driver is made there. Here alone the transport is chosen.
         let body = move || match options.url.transport() {
             Transport::Iscsi => drive::<IscsiTransport>(options, intake, status, waker, purpose, first),
-            Transport::Ecl => drive::<EclTransport>(options, intake, status, waker, purpose, first),
+            Transport::Ecl | Transport::EclTcp => drive::<EclTransport>(options, intake, status, waker, purpose, first),
         };
         std::thread::Builder::new().name("strongroom-initiator".into()).spawn(body)?
     };

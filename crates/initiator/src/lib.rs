@@ -117,4 +117,4 @@ pub mod machine {
     pub use crate::device::machine::{Finished, Initiator};
 }
 pub use session::transport::PacketStatus;
-pub use url::{DEFAULT_BASE_IQN, DEFAULT_PORT, Transport, UrlError, VolumeUrl, is_volume_name};
+pub use url::{DEFAULT_BASE_IQN, DEFAULT_PORT, Transport, UrlError, UrlParameters, VolumeUrl, is_volume_name};

@@ -1,7 +1,7 @@
 //! Where a volume is, as a person writes it: three kinds of URL, parsed once.
 //!
-//! `strongroom://HOST[:PORT]/VOLUME[?scheme=SCHEME&suite=SUITE&pipeline=DEPTH]` always means a channel and never falls back to plain iSCSI.
-//! `ecl://` instead of `strongroom://` is the same volume by the transport ECL (UDP beside TCP).
+//! `strongroom://HOST[:PORT]/VOLUME[?scheme=SCHEME&suite=SUITE&pipeline=DEPTH&parity=K+M]` always means a channel and never falls back to plain iSCSI.
+//! `ecl://` instead of `strongroom://` is the same volume by the transport ECL (UDP beside TCP), `ecl+tcp://` by ECL over TCP alone.
 //! `iscsi://HOST[:PORT]/TARGET-IQN/LUN` is plain iSCSI (scheme S0): nothing is protected on the wire.
 //! Absent: name resolution.
 
@@ -10,6 +10,7 @@ use std::str::FromStr;
 
 use strongroom_block::Suite;
 use strongroom_channel::Scheme;
+use strongroom_ecl::Parity;
 
 use crate::Pipeline;
 
@@ -30,6 +31,21 @@ pub enum Transport {
     Iscsi,
     /// The Effective Cross Layer (`docs/ecl.md`).
     Ecl,
+    /// The same over TCP alone, where UDP is blocked.
+    EclTcp,
+}
+
+/// What a URL says of how a volume is reached, behind a question mark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct UrlParameters {
+    /// What the channel protects.
+    pub scheme: Option<Scheme>,
+    /// The channel's cipher suite.
+    pub suite: Option<Suite>,
+    /// How many writes are under way at once.
+    pub pipeline: Option<Pipeline>,
+    /// Over ECL: parity behind the quanta of transfers.
+    pub parity: Option<Parity>,
 }
 
 /// Where a volume is.
@@ -45,12 +61,8 @@ pub enum VolumeUrl {
         volume: String,
         /// What carries its commands.
         transport: Transport,
-        /// What the channel protects, if the URL says so.
-        scheme: Option<Scheme>,
-        /// The channel's cipher suite, if the URL says so.
-        suite: Option<Suite>,
-        /// How many writes are under way at once, if the URL says so.
-        pipeline: Option<Pipeline>,
+        /// How, if the URL says so.
+        parameters: UrlParameters,
     },
     /// Over plain iSCSI, by target name and logical unit.
     Iscsi {
@@ -70,7 +82,7 @@ pub enum VolumeUrl {
 pub enum UrlError {
     /// Neither kind of URL.
     #[error(
-        "'{0}' is not a volume's URL; write strongroom://HOST[:PORT]/VOLUME, ecl://HOST[:PORT]/VOLUME, or iscsi://HOST[:PORT]/TARGET-IQN/LUN for plain iSCSI"
+        "'{0}' is not a volume's URL; write strongroom://HOST[:PORT]/VOLUME, ecl://HOST[:PORT]/VOLUME, ecl+tcp://HOST[:PORT]/VOLUME, or iscsi://HOST[:PORT]/TARGET-IQN/LUN for plain iSCSI"
     )]
     Scheme(String),
     /// No host.
@@ -127,28 +139,27 @@ impl VolumeUrl {
         }
     }
 
+    /// How it is reached, as far as the URL says so.
+    pub fn parameters(&self) -> UrlParameters {
+        match self {
+            VolumeUrl::Strongroom { parameters, .. } => *parameters,
+            VolumeUrl::Iscsi { .. } => UrlParameters::default(),
+        }
+    }
+
     /// What the channel protects, if the URL says so.
     pub fn scheme(&self) -> Option<Scheme> {
-        match self {
-            VolumeUrl::Strongroom { scheme, .. } => *scheme,
-            VolumeUrl::Iscsi { .. } => None,
-        }
+        self.parameters().scheme
     }
 
     /// The channel's cipher suite, if the URL says so.
     pub fn suite(&self) -> Option<Suite> {
-        match self {
-            VolumeUrl::Strongroom { suite, .. } => *suite,
-            VolumeUrl::Iscsi { .. } => None,
-        }
+        self.parameters().suite
     }
 
     /// How many writes are under way at once, if the URL says so.
     pub fn pipeline(&self) -> Option<Pipeline> {
-        match self {
-            VolumeUrl::Strongroom { pipeline, .. } => *pipeline,
-            VolumeUrl::Iscsi { .. } => None,
-        }
+        self.parameters().pipeline
     }
 
     /// The URL without how it is carried and protected on the way: the same for everybody who means the same volume.
@@ -166,6 +177,7 @@ impl VolumeUrl {
         let place = self.place();
         match (self.transport(), place.strip_prefix("strongroom")) {
             (Transport::Ecl, Some(rest)) => format!("ecl{rest}"),
+            (Transport::EclTcp, Some(rest)) => format!("ecl+tcp{rest}"),
             _ => place,
         }
     }
@@ -221,6 +233,8 @@ impl FromStr for VolumeUrl {
             (Some(Transport::Iscsi), rest)
         } else if let Some(rest) = text.strip_prefix("ecl://") {
             (Some(Transport::Ecl), rest)
+        } else if let Some(rest) = text.strip_prefix("ecl+tcp://") {
+            (Some(Transport::EclTcp), rest)
         } else if let Some(rest) = text.strip_prefix("iscsi://") {
             (None, rest)
         } else {
@@ -230,14 +244,14 @@ impl FromStr for VolumeUrl {
         let (host, port) = parse_authority(authority, text)?;
         if let Some(transport) = channel {
             let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
-            let (scheme, suite, pipeline) = query.map_or(Ok((None, None, None)), parse_query)?;
+            let parameters = query.map_or(Ok(UrlParameters::default()), |query| parse_query(query, transport))?;
             let volume = path.strip_suffix('/').unwrap_or(path);
             let (base, snapshot) = volume.split_once('@').unwrap_or((volume, volume));
             if !is_volume_name(base) || !is_volume_name(snapshot) {
                 return Err(UrlError::Volume(volume.to_owned()));
             }
             let volume = volume.to_owned();
-            Ok(VolumeUrl::Strongroom { host, port, volume, transport, scheme, suite, pipeline })
+            Ok(VolumeUrl::Strongroom { host, port, volume, transport, parameters })
         } else {
             let bad = || UrlError::Target(path.to_owned());
             let (target_name, lun) = path.rsplit_once('/').ok_or_else(bad)?;
@@ -253,43 +267,51 @@ impl FromStr for VolumeUrl {
 impl fmt::Display for VolumeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.route())?;
-        let scheme = self.scheme().map(|scheme| format!("scheme={scheme}"));
-        let suite = self.suite().map(|suite| format!("suite={}", suite.name().replace('+', "%2B")));
-        let pipeline = self.pipeline().map(|pipeline| format!("pipeline={pipeline}"));
-        for (part, separator) in scheme.into_iter().chain(suite).chain(pipeline).zip(['?', '&', '&']) {
+        let UrlParameters { scheme, suite, pipeline, parity } = self.parameters();
+        let parts = [
+            scheme.map(|scheme| format!("scheme={scheme}")),
+            suite.map(|suite| format!("suite={}", suite.name().replace('+', "%2B"))),
+            pipeline.map(|pipeline| format!("pipeline={pipeline}")),
+            parity.map(|parity| format!("parity={parity}")),
+        ];
+        for (part, separator) in parts.into_iter().flatten().zip(['?', '&', '&', '&']) {
             write!(f, "{separator}{part}")?;
         }
         Ok(())
     }
 }
 
-/// What stands behind a question mark.
-type Parameters = (Option<Scheme>, Option<Suite>, Option<Pipeline>);
-
-/// `scheme=S2-5&suite=aes-128-gcm&pipeline=8`, each at most once, in any order.
-fn parse_query(query: &str) -> Result<Parameters, UrlError> {
+/// `scheme=S2-5&suite=aes-128-gcm&pipeline=8&parity=8+1`, each at most once, in any order.
+fn parse_query(query: &str, transport: Transport) -> Result<UrlParameters, UrlError> {
     let wrong = |problem: String| UrlError::Query { query: query.to_owned(), problem };
-    let (mut scheme, mut suite, mut pipeline) = (None, None, None);
+    let mut parameters = UrlParameters::default();
     for part in query.split('&') {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        // The names' only character that a URL may spell otherwise.
+        // The only character here that a URL may spell otherwise.
         let value = value.replace("%2B", "+").replace("%2b", "+");
-        let before = match name {
+        let is_twice = match name {
             "scheme" if ["S0", "PLAIN"].contains(&value.to_ascii_uppercase().as_str()) => {
                 return Err(wrong("S0 is plain iSCSI, without a channel, and has an iscsi:// URL".to_owned()));
             }
-            "scheme" => scheme.replace(value.parse::<Scheme>().map_err(|error| wrong(error.to_string()))?).is_some(),
-            "suite" => suite.replace(value.parse::<Suite>().map_err(|error| wrong(error.to_string()))?).is_some(),
-            "pipeline" => {
-                pipeline.replace(value.parse::<Pipeline>().map_err(|error| wrong(error.to_string()))?).is_some()
+            "parity" if transport == Transport::Iscsi => {
+                return Err(wrong("parity is ECL's, which has ecl:// URLs".to_owned()));
             }
-            _ => return Err(wrong(format!("'{name}' is neither 'scheme' nor 'suite' nor 'pipeline'"))),
+            "scheme" => set(&mut parameters.scheme, &value).map_err(wrong)?,
+            "suite" => set(&mut parameters.suite, &value).map_err(wrong)?,
+            "pipeline" => set(&mut parameters.pipeline, &value).map_err(wrong)?,
+            "parity" => set(&mut parameters.parity, &value).map_err(wrong)?,
+            _ => return Err(wrong(format!("'{name}' is neither 'scheme', 'suite', 'pipeline' nor 'parity'"))),
         };
-        if before {
+        if is_twice {
             return Err(wrong(format!("'{name}' is said twice")));
         }
     }
-    Ok((scheme, suite, pipeline))
+    Ok(parameters)
+}
+
+/// Sets a parameter. Whether it was set before.
+fn set<T: FromStr<Err: fmt::Display>>(parameter: &mut Option<T>, value: &str) -> Result<bool, String> {
+    Ok(parameter.replace(value.parse().map_err(|error: T::Err| error.to_string())?).is_some())
 }
 
 fn parse_authority(authority: &str, url: &str) -> Result<(String, u16), UrlError> {
@@ -354,6 +376,8 @@ mod tests {
             "strongroom://storage/vol1@monday",
             "ecl://storage/vol1",
             "ecl://[::1]:4000/v@monday",
+            "ecl+tcp://[::1]:4000/v@monday",
+            "ecl://storage/vol1?scheme=S2-5&parity=8+1",
             "ecl://storage/vol1?scheme=S1-2&suite=aes-128-gcm&pipeline=8",
             "iscsi://host/iqn.2026-11.org.strongroom:disk/0",
             "iscsi://host:3261/iqn.2003-01.org.linux-iscsi:x/16383",
@@ -436,6 +460,8 @@ mod tests {
     fn nonsense_is_refused_with_advice() {
         for (text, part) in [
             ("http://h/v", "strongroom://HOST"),
+            ("strongroom://h/v?parity=8+1", "ecl://"),
+            ("ecl://h/v?parity=8+3", "8+1"),
             ("/dev/sda", "strongroom://HOST"),
             ("strongroom:///v", "names no host"),
             ("strongroom://h", "cannot name a volume"),

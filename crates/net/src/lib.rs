@@ -15,6 +15,7 @@ mod runtime;
 mod udp;
 
 pub use error::{NetError, StreamFailure};
+pub use link::LinkPacket;
 #[doc(hidden)]
 pub use link::fuzz_link;
 pub use link::{

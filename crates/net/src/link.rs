@@ -17,6 +17,7 @@
 mod ecl;
 mod end;
 mod fuzz;
+mod packets;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -37,6 +38,7 @@ pub use self::ecl::{ECL_MESSAGE_BYTES_MAX, EclLogins};
 pub use self::end::LinkEnd;
 #[doc(hidden)]
 pub use self::fuzz::fuzz_link;
+pub use self::packets::LinkPacket;
 pub use self::transfer::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX, TransferChannel, Transfers};
 
 /// First byte of a TLS ClientHello's record.
@@ -131,6 +133,8 @@ pub enum LinkEvent {
     Corrupt(Pdu),
     /// A message of an ECL login arrived.
     Message(Vec<u8>),
+    /// A packet of an ECL association arrived, on the stream of its login.
+    Packet(LinkPacket),
     /// The link is over; always the last event.
     Ended(LinkEnd),
 }
@@ -145,7 +149,7 @@ enum LinkState {
     Channel(Box<Channel>),
     /// The same for a transfer, until [`Link::into_transfer`].
     Transfer(Box<Channel>),
-    /// The same for the login of an ECL association, which has messages instead of PDUs.
+    /// The same for the login of an ECL association, which has messages instead of PDUs, and perhaps packets behind them.
     Ecl(Box<ecl::EclChannel>),
     Ended,
 }
@@ -182,7 +186,7 @@ pub struct Link {
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("state", &self.stage()).field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("Link").field("state", &self.state.name()).field("peer", &self.peer).finish_non_exhaustive()
     }
 }
 
@@ -311,7 +315,7 @@ impl Link {
             LinkState::Handshaking(handshake, _) => handshake.handle_eof().into(),
             LinkState::Confirming(confirming) => confirming.handshake.handle_eof().into(),
             LinkState::Channel(channel) | LinkState::Transfer(channel) => end::of_stream(channel),
-            LinkState::Ecl(ecl) => end::of_stream(ecl.channel_mut()),
+            LinkState::Ecl(ecl) => ecl.end_of_stream(),
             LinkState::Ended => return,
         };
         self.end(end);
@@ -414,7 +418,7 @@ impl Link {
         }
         match &mut self.state {
             LinkState::Channel(channel) | LinkState::Transfer(channel) => channel.close(&mut self.out),
-            LinkState::Ecl(ecl) => ecl.channel_mut().close(&mut self.out),
+            LinkState::Ecl(ecl) => ecl.close(&mut self.out),
             _ => {}
         }
     }
@@ -482,10 +486,7 @@ impl Link {
                 self.take_frame()?;
                 Ok(taken)
             }
-            LinkState::Ecl(ecl) => {
-                let taken = ecl.channel_mut().handle_input(bytes)?;
-                self.take_message().map(|()| taken)
-            }
+            LinkState::Ecl(ecl) => ecl.handle_input(bytes, &mut self.events, &mut self.out),
             LinkState::Transfer(_) => unreachable!("what comes is held"),
             LinkState::Ended => Ok(bytes.len()),
         }
@@ -551,7 +552,11 @@ impl Link {
 
     /// What the channel has ready: a PDU, or the peer's goodbye.
     fn take_frame(&mut self) -> Result<(), LinkEnd> {
-        let LinkState::Channel(channel) = &mut self.state else { return self.take_message() };
+        let channel = match &mut self.state {
+            LinkState::Channel(channel) => channel,
+            LinkState::Ecl(ecl) => return ecl.take_message(&mut self.events, &mut self.out),
+            _ => return Ok(()),
+        };
         if let Some(frame) = channel.poll_frame() {
             let pdu = Pdu::from_channel_frame(frame.header, frame.data, frame.kind == FrameKind::Sealed)?;
             self.events.push_back(LinkEvent::Pdu(pdu));
@@ -568,9 +573,11 @@ impl Link {
         self.setup_deadline = None;
         self.events.push_back(LinkEvent::Ended(end));
     }
+}
 
-    fn stage(&self) -> &'static str {
-        match self.state {
+impl LinkState {
+    fn name(&self) -> &'static str {
+        match self {
             LinkState::Sniffing(_) => "before the first byte",
             LinkState::Plain(_) => "plain",
             LinkState::Handshaking(..) => "handshaking",

@@ -49,9 +49,9 @@ mod units;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_iscsi::target::{self as iscsi, Login, LoginEvent};
+use strongroom_iscsi::target::{Login, LoginEvent};
 use strongroom_iscsi::{CloseReason, target::ConnectionId};
-use strongroom_net::{Event, LinkEvent, NetError, Waker};
+use strongroom_net::{Event, LinkEvent, LinkPacket, NetError, UdpPacket, Waker};
 
 use crate::access::Identity;
 use crate::config::Limits;
@@ -68,6 +68,7 @@ use message::{Message, WorkerMail};
 use network::{Network, PortalSockets};
 use order_slices::{OrderContext, OrderQueue};
 use routing::{CommandBounds, Routing};
+use session_machine::SessionMachine;
 use timers::{Timer, Timers};
 use unit_lifecycle::UnitLifecycle;
 use units::UnitRequest;
@@ -307,7 +308,7 @@ impl Worker {
         let session = connection.stage.session();
         if session.is_none_or(|(session, _)| self.routing.sessions.get_mut_ready(session).is_none()) {
             // A session sends for all of its connections.
-            connection.transmit(&mut self.network.runtime, None);
+            connection.transmit(self.now, &mut self.network.runtime, None);
         }
         let wanted = connection.poll_timeout();
         self.timers.set(Timer::Connection(key), &mut connection.armed, wanted);
@@ -393,9 +394,15 @@ impl Worker {
                     machine.handle_corrupt_pdu(self.now, id, &pdu);
                 }
             }
+            (LinkEvent::Packet(LinkPacket { head, payload }), None, Some((session, _))) => {
+                if let Some(association) = session.ecl_mut() {
+                    association
+                        .handle_packet(self.now, UdpPacket { source: connection.peer, ecn: 0, head, rest: payload });
+                }
+            }
             (LinkEvent::Message(message), Some(login), _) => login.handle_message(&message),
             (LinkEvent::Message(_), None, Some((session, _))) => session.close("a message behind an ECL login"),
-            (LinkEvent::Pdu(_) | LinkEvent::Corrupt(_) | LinkEvent::Message(_), ..) => {}
+            (LinkEvent::Pdu(_) | LinkEvent::Corrupt(_) | LinkEvent::Message(_) | LinkEvent::Packet(_), ..) => {}
             (LinkEvent::Ended(end), Some(login), _) => {
                 login.handle_closed(CloseReason::ConnectionLost(end.to_string()));
             }
@@ -414,8 +421,8 @@ impl Worker {
     }
 
     /// The end of a connection: what can still be sent is sent.
-    fn finish(&mut self, mut connection: Box<Connection>, session: Option<(&mut iscsi::Session, ConnectionId)>) {
-        connection.close(&mut self.network.runtime, session);
+    fn finish(&mut self, mut connection: Box<Connection>, session: Option<(&mut SessionMachine, ConnectionId)>) {
+        connection.close(self.now, &mut self.network.runtime, session);
         self.release(&mut connection);
         // A session that never began.
         if let Some((key, address)) = connection.new_unit_session() {

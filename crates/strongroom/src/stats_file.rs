@@ -80,6 +80,8 @@ struct EclStats {
     packet_bytes: usize,
     packets_sent: u64,
     packets_lost: u64,
+    /// Quanta that were lost on the way here, and restored by parity.
+    quanta_repaired: u64,
     packets_received: u64,
     /// Of quanta that were received into memory of their own.
     placed_bytes: u64,
@@ -97,6 +99,7 @@ impl From<PacketStatus> for EclStats {
             packet_bytes: status.packet_bytes,
             packets_sent: status.packets_sent,
             packets_lost: status.packets_lost,
+            quanta_repaired: status.quanta_repaired,
             packets_received: status.packets_received,
             placed_bytes: status.placed_bytes,
             round_trip_us: micros(status.round_trip),
@@ -111,11 +114,22 @@ pub(crate) fn packets_in_words(status: &PacketStatus) -> String {
     let lost = percent(status.packets_lost, status.packets_sent);
     let round_trip = status.round_trip.unwrap_or_default().as_secs_f64() * 1000.0;
     format!(
-        "quantum {}, packets up to {} bytes, {lost} lost, round trip {round_trip:.2} ms, congestion window {}",
+        "quantum {}, packets up to {} bytes, {lost} lost{}, round trip {round_trip:.2} ms, congestion window {}",
         status.quantum_bytes,
         status.packet_bytes,
-        show_size(status.window_bytes.into())
+        repaired_in_words(status.quanta_repaired),
+        window_in_words(status.window_bytes)
     )
+}
+
+/// What parity has restored, if anything.
+pub(crate) fn repaired_in_words(quanta: u64) -> String {
+    if quanta == 0 { String::new() } else { format!(" ({quanta} quanta to us restored by parity)") }
+}
+
+/// A congestion window; of 0 bytes it is TCP's, which carries the packets.
+pub(crate) fn window_in_words(bytes: u32) -> String {
+    if bytes == 0 { "TCP's".to_owned() } else { show_size(bytes.into()) }
 }
 
 /// A share, for people.

@@ -53,7 +53,8 @@ fn sim_ecl_keeps_its_promises() {
 
 #[test]
 fn sim_ecl_survives_loss() {
-    all_pass(Profile::Loss, SEEDS);
+    let seen = all_pass(Profile::Loss, SEEDS);
+    assert!(seen.repaired > SEEDS, "{seen:?}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::connection::{Connection, Datagram, Fault, Outgoing, Packet, Role, SIL
 use crate::credit::UsableCredits;
 use crate::error::{CloseReason, PeerMisbehaved};
 use crate::header::{Header, Operation, Segment, u32_at};
+use crate::parity::Parity;
 use crate::planted::{Planted, PlantedFault};
 use crate::quantum;
 use crate::statistics::Statistics;
@@ -57,6 +58,7 @@ pub struct Session {
     connection: Connection<Content>,
     quantum_bytes: u32,
     queue_depth: usize,
+    parity: Option<Parity>,
     planted: Planted,
     phase: Phase,
     tasks: SinkTable<Task>,
@@ -81,6 +83,7 @@ impl Session {
             connection: Connection::new(now, Role::Initiator, config),
             quantum_bytes: config.quantum_bytes,
             queue_depth: config.queue_depth.into(),
+            parity: config.parity,
             planted: config.planted,
             phase: Phase::Opening,
             tasks: SinkTable::default(),
@@ -120,6 +123,7 @@ impl Session {
                     self.end(if is_answer { CloseReason::LoggedOut } else { CloseReason::ClosedByPeer });
                 }
             }
+            Err(Fault::Dropped(why)) if self.connection.is_broken_by(why) => self.end(CloseReason::StreamDamaged),
             Err(Fault::Dropped(_)) => {}
             Err(Fault::Misbehaved(why)) => self.end(CloseReason::Misbehaved(why)),
         }
@@ -133,7 +137,7 @@ impl Session {
             self.credits.update(packet.header.credits);
         }
         match operation {
-            Operation::DataIn | Operation::PlainIn | Operation::HoleIn => self.take_data(packet),
+            Operation::DataIn | Operation::PlainIn | Operation::HoleIn | Operation::Parity => self.take_data(packet),
             Operation::Response => {
                 let response = ResponseBody::decode(&packet.header.specific, &packet.body)?;
                 let tag = self.named(packet.sink);
@@ -178,11 +182,16 @@ impl Session {
             Operation::DataIn => {
                 let record = packet.body.get(8..).unwrap_or_default();
                 quantum::check(packet, record, self.quantum_bytes, self.planted)?;
-                task.take_quantum(packet, self.quantum_bytes)?;
+                let repaired = task.take_quantum(packet, self.quantum_bytes)?;
+                self.connection.statistics.quanta_repaired += repaired;
                 if packet.header.segment != Segment::WHOLE && packet.is_placed {
                     self.connection.statistics.copied_bytes += packet.payload.len() as u64;
                     self.connection.statistics.placed_bytes -= packet.payload.len() as u64;
                 }
+            }
+            Operation::Parity => {
+                let repaired = task.take_parity(packet, self.quantum_bytes)?;
+                self.connection.statistics.quanta_repaired += repaired;
             }
             Operation::PlainIn => task.take_plain(packet)?,
             _ => task.take_hole(packet, self.quantum_bytes)?,
@@ -270,8 +279,13 @@ impl Session {
         self.connection.poll_acknowledgement(now)
     }
 
+    /// Whether something waits for the path alone, and for no credits and no other command.
     fn wants_to_send(&self) -> bool {
-        !self.resending.is_empty() || !self.sending.is_empty() || self.functions.has_unsent()
+        let next = self.sending.front().and_then(|tag| self.tasks.get(*tag));
+        let may_go = |task: &Task| {
+            task.number.is_some() || self.outstanding < self.queue_depth && self.credits.has(task.write_bytes())
+        };
+        !self.resending.is_empty() || self.functions.has_unsent() || next.is_some_and(may_go)
     }
 
     /// What is to be sent next.
@@ -342,7 +356,7 @@ impl Session {
         if self.phase != Phase::Open {
             return Err(SubmitError::NotLoggedIn);
         }
-        let task = Task::new(command, self.quantum_bytes)?;
+        let task = Task::new(command, self.quantum_bytes, self.parity)?;
         if !self.credits.is_possible(task.write_bytes()) {
             return Err(SubmitError::Malformed("a write longer than all the data that the target takes at once"));
         }

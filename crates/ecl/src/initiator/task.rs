@@ -10,9 +10,12 @@ use strongroom_scsi::transport::{Direction, SealRecords, TaskAttribute};
 
 use super::numbering::CommandNumber;
 use crate::body::{self, ResponseBody};
-use crate::connection::{Outgoing, Packet};
+use crate::connection::{Fault, Outgoing, Packet};
 use crate::error::PeerMisbehaved;
 use crate::header::{Flags, HEADER_BYTES, Header, Operation, PLAIN_BYTES_MAX, Segment, TAG_BYTES};
+use crate::parity::Parity;
+use crate::parity::receiver::{Groups, Member};
+use crate::parity::sender::{ParityContent, ParityPlan};
 use crate::quantum::{self, Joiner};
 use crate::tag::SinkTag;
 
@@ -25,6 +28,8 @@ pub(super) enum TaskContent {
     Quantum(u32, Segment),
     /// Bytes of a write that is not sealed, from this one on.
     Plain(u32),
+    /// Parity of quanta of a write.
+    Parity(ParityContent),
 }
 
 /// See the module.
@@ -37,6 +42,8 @@ pub(super) struct Task {
     sent_bytes: u32,
     /// Segments of the quantum in front of it that were not sent.
     segments: VecDeque<Segment>,
+    /// Of the write.
+    parity: ParityPlan,
     /// The command carries the first quantum.
     has_first: bool,
     /// What was sent and has not arrived, as far as is known.
@@ -44,6 +51,8 @@ pub(super) struct Task {
     /// Read data that lies behind a gap, by its offset.
     early: BTreeMap<u32, (u32, DataContent)>,
     joiner: Joiner,
+    /// Of the read.
+    groups: Option<Groups>,
     moved_bytes: u32,
     response: Option<ResponseBody>,
 }
@@ -51,17 +60,20 @@ pub(super) struct Task {
 impl Task {
     /// # Errors
     /// [`SubmitError::Malformed`] if the command contradicts itself or does not fit quanta of `quantum_bytes`.
-    pub(super) fn new(command: Command, quantum_bytes: u32) -> Result<Task, SubmitError> {
+    pub(super) fn new(command: Command, quantum_bytes: u32, parity: Option<Parity>) -> Result<Task, SubmitError> {
         check(&command, quantum_bytes).map_err(SubmitError::Malformed)?;
         Ok(Task {
             command,
             number: None,
             sent_bytes: 0,
             segments: VecDeque::new(),
+            parity: ParityPlan::new(parity),
             has_first: false,
             unacknowledged: BTreeSet::new(),
             early: BTreeMap::new(),
             joiner: Joiner::default(),
+            // A store sequence is in front of the record.
+            groups: Groups::new(parity, 8),
             moved_bytes: 0,
             response: None,
         })
@@ -77,12 +89,18 @@ impl Task {
         self.number = Some(number);
         self.has_first = self.fits_first(quantum_bytes, packet_bytes);
         self.sent_bytes = if self.has_first { quantum_bytes } else { 0 };
+        if self.has_first {
+            self.parity.sent(0);
+        }
         self.unacknowledged.insert(TaskContent::Command);
     }
 
     /// Whether a content was sent and has not arrived, so that its loss matters.
     pub(super) fn is_waiting_for(&self, content: TaskContent) -> bool {
-        self.unacknowledged.contains(&content)
+        match content {
+            TaskContent::Parity(parity) => self.parity.is_leaving(parity),
+            _ => self.unacknowledged.contains(&content),
+        }
     }
 
     pub(super) fn acknowledged(&mut self, content: TaskContent) {
@@ -106,6 +124,10 @@ impl Task {
                 self.has_first = false;
                 vec![content, TaskContent::Quantum(0, Segment::WHOLE)]
             }
+            TaskContent::Parity(_) => {
+                let fits = segment_bytes >= quantum_bytes as usize;
+                return if fits { vec![content] } else { Vec::new() };
+            }
             TaskContent::Command | TaskContent::Plain(_) => vec![content],
         };
         self.unacknowledged.remove(&content);
@@ -123,7 +145,16 @@ impl Task {
 
     /// What is to be sent next; `None`: everything was.
     pub(super) fn next_content(&mut self, quantum_bytes: u32, segment_bytes: usize) -> Option<TaskContent> {
+        if let Some(parity) = self.parity.next() {
+            return Some(TaskContent::Parity(parity));
+        }
         let content = self.next_unsent(quantum_bytes, segment_bytes)?;
+        if let TaskContent::Quantum(quantum, Segment::WHOLE) = content {
+            self.parity.sent(quantum);
+        }
+        if self.sent_bytes >= self.write_bytes() && self.segments.is_empty() {
+            self.parity.finish_group();
+        }
         self.unacknowledged.insert(content);
         Some(content)
     }
@@ -149,7 +180,8 @@ impl Task {
 
     /// Whether everything was sent.
     pub(super) fn is_sent(&self) -> bool {
-        self.number.is_some() && self.segments.is_empty() && self.sent_bytes >= self.write_bytes()
+        let is_data_sent = self.segments.is_empty() && self.sent_bytes >= self.write_bytes();
+        self.number.is_some() && is_data_sent && self.parity.is_done()
     }
 
     /// The packet of a content.
@@ -170,6 +202,10 @@ impl Task {
                     ..Header::new(Operation::DataOut)
                 };
                 Outgoing { header, sink: tag, body: record.to_vec(), payload }
+            }
+            TaskContent::Parity(parity) => {
+                let member = |quantum| self.quantum(quantum, quantum_bytes);
+                parity.packet((tag, number.number as u32), quantum_bytes, member)
             }
             TaskContent::Plain(offset) => {
                 let data = &self.command.write.as_ref().expect("a write").data[offset as usize..];
@@ -230,20 +266,50 @@ impl Task {
         (record, source.data.slice(at * len..(at + 1) * len))
     }
 
-    /// Takes a quantum of a read, or a segment, that was checked.
-    pub(super) fn take_quantum(&mut self, packet: &Packet, quantum_bytes: u32) -> Result<(), PeerMisbehaved> {
+    /// Takes a quantum of a read, or a segment, that was checked. Returns how many quanta were restored with it.
+    pub(super) fn take_quantum(&mut self, packet: &Packet, quantum_bytes: u32) -> Result<u64, PeerMisbehaved> {
         let misplaced = |why| PeerMisbehaved::Data { tag: packet.sink.0, why };
         if self.command.sealed_block_bytes.is_none() {
             return Err(misplaced("sealed data for a plain read"));
         }
-        let offset = self.place(packet.header.quantum.checked_mul(quantum_bytes), quantum_bytes).map_err(misplaced)?;
+        let quantum = packet.header.quantum;
+        let offset = self.place(quantum.checked_mul(quantum_bytes), quantum_bytes).map_err(misplaced)?;
         if offset < self.moved_bytes || self.early.contains_key(&offset) {
-            return Ok(());
+            return Ok(0);
         }
-        let Some(data) = self.joiner.add(packet, quantum_bytes) else { return Ok(()) };
-        let records = SealRecords::new(packet.body.len(), packet.body.clone());
-        let records = records.ok_or(misplaced("a quantum without its record"))?;
-        self.early.insert(offset, (quantum_bytes, DataContent::Sealed { data, records }));
+        let Some(data) = self.joiner.add(packet, quantum_bytes) else { return Ok(0) };
+        let member = Member { quantum, entry: packet.body.clone(), data };
+        let restored = self.groups.as_mut().map(|groups| groups.add(&member)).unwrap_or_default();
+        self.insert(member, quantum_bytes).map_err(misplaced)?;
+        self.restore(restored, quantum_bytes).map_err(misplaced)
+    }
+
+    /// Takes parity of a read. Returns how many quanta were restored with it.
+    pub(super) fn take_parity(&mut self, packet: &Packet, quantum_bytes: u32) -> Result<u64, Fault> {
+        let misplaced = |why| PeerMisbehaved::Data { tag: packet.sink.0, why };
+        if self.command.sealed_block_bytes.is_none() {
+            return Err(misplaced("sealed data for a plain read").into());
+        }
+        let Some(groups) = &mut self.groups else { return Err(misplaced("parity that was not settled").into()) };
+        let restored = groups.add_parity(packet, quantum_bytes)?;
+        Ok(self.restore(restored, quantum_bytes).map_err(misplaced)?)
+    }
+
+    fn restore(&mut self, restored: Vec<Member>, quantum_bytes: u32) -> Result<u64, &'static str> {
+        let count = restored.len() as u64;
+        for member in restored {
+            self.insert(member, quantum_bytes)?;
+        }
+        Ok(count)
+    }
+
+    fn insert(&mut self, member: Member, quantum_bytes: u32) -> Result<(), &'static str> {
+        let Member { quantum, entry, data } = member;
+        let offset = self.place(quantum.checked_mul(quantum_bytes), quantum_bytes)?;
+        if offset >= self.moved_bytes {
+            let records = SealRecords::new(entry.len(), entry).ok_or("a quantum without its record")?;
+            self.early.insert(offset, (quantum_bytes, DataContent::Sealed { data, records }));
+        }
         Ok(())
     }
 

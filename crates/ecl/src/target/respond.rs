@@ -2,12 +2,16 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use bytes::Bytes;
+use strongroom_block::Buffer;
 use strongroom_scsi::transport::Residual;
 use strongroom_scsi::transport::target::{ReadPart, Response};
 
 use crate::body::{self, ResponseBody};
 use crate::connection::Outgoing;
 use crate::header::{Header, Operation, PLAIN_BYTES_MAX, Segment};
+use crate::parity::Parity;
+use crate::parity::sender::{ParityContent, ParityPlan};
 use crate::quantum;
 use crate::tag::SinkTag;
 
@@ -20,6 +24,8 @@ pub(super) enum ResponseContent {
     Plain { part: u32, at: u32 },
     /// A part that is absent.
     Hole { part: u32 },
+    /// Parity of blocks.
+    Parity(ParityContent),
     /// The response itself.
     End,
 }
@@ -43,6 +49,7 @@ pub(super) struct ResponseTransfer {
     next: (usize, u32),
     /// Segments of the block before it that were not sent.
     segments: VecDeque<Segment>,
+    parity: ParityPlan,
     is_end_sent: bool,
     unacknowledged: BTreeSet<ResponseContent>,
     unsent_bytes: u64,
@@ -50,7 +57,12 @@ pub(super) struct ResponseTransfer {
 
 impl ResponseTransfer {
     /// What exceeds the expected length is left out, at whole blocks.
-    pub(super) fn new(response: Response, transferred: Transferred, quantum_bytes: u32) -> ResponseTransfer {
+    pub(super) fn new(
+        response: Response,
+        transferred: Transferred,
+        quantum_bytes: u32,
+        parity: Option<Parity>,
+    ) -> ResponseTransfer {
         let Transferred { expected_bytes, arrived_bytes, is_read } = transferred;
         let offered: u64 = response.data.iter().map(|part| u64::from(part.covers_bytes())).sum();
         let wanted = response.wanted_bytes.unwrap_or(if is_read { offered } else { arrived_bytes.into() });
@@ -76,6 +88,7 @@ impl ResponseTransfer {
             response: body,
             next: (0, 0),
             segments: VecDeque::new(),
+            parity: ParityPlan::new(parity),
             is_end_sent: false,
             unacknowledged: BTreeSet::new(),
             unsent_bytes,
@@ -84,7 +97,20 @@ impl ResponseTransfer {
 
     /// What is to be sent next for the first time.
     pub(super) fn next_content(&mut self, quantum_bytes: u32, segment_bytes: usize) -> Option<ResponseContent> {
+        if let Some(parity) = self.parity.next() {
+            return Some(ResponseContent::Parity(parity));
+        }
+        if self.next.0 == self.parts.len() && self.segments.is_empty() && !self.is_end_sent {
+            self.parity.finish_group();
+            if let Some(parity) = self.parity.next() {
+                return Some(ResponseContent::Parity(parity));
+            }
+        }
         let content = self.next_unsent(quantum_bytes, segment_bytes)?;
+        if let ResponseContent::Block { part, block, segment: (_, 1) } = content {
+            let (offset, _) = &self.parts[part as usize];
+            self.parity.sent(offset / quantum_bytes + block);
+        }
         self.unacknowledged.insert(content);
         Some(content)
     }
@@ -137,16 +163,22 @@ impl ResponseTransfer {
 
     /// Whether a content was not acknowledged, so that its loss matters.
     pub(super) fn is_waiting_for(&self, content: ResponseContent) -> bool {
-        self.unacknowledged.contains(&content)
+        match content {
+            ResponseContent::Parity(parity) => self.parity.is_leaving(parity),
+            _ => self.unacknowledged.contains(&content),
+        }
     }
 
-    /// Packets may have become smaller: the contents that take the place of this one, if it does not fit any more.
+    /// Packets may have become smaller: the contents that take the place of this one, if it does not fit any more. Parity has none.
     pub(super) fn cut_further(
         &mut self,
         content: ResponseContent,
         quantum_bytes: u32,
         segment_bytes: usize,
     ) -> Option<Vec<ResponseContent>> {
+        if matches!(content, ResponseContent::Parity(_)) && segment_bytes < quantum_bytes as usize {
+            return Some(Vec::new());
+        }
         let ResponseContent::Block { part, block, segment: (index, count) } = content else { return None };
         let whole = Segment { index, count };
         let segments: Vec<Segment> = quantum::cut(whole, quantum_bytes, segment_bytes).collect();
@@ -170,6 +202,18 @@ impl ResponseTransfer {
         self.parts.iter().map(|(_, part)| part.data().len() as u64).sum()
     }
 
+    /// A block of a sealed part: what stands in front of it, and its data.
+    fn sealed_block(&self, quantum: u32, quantum_bytes: u32) -> (Bytes, Buffer) {
+        let at = self.parts.partition_point(|(offset, _)| offset / quantum_bytes <= quantum) - 1;
+        let (offset, ReadPart::Sealed { data, records }) = &self.parts[at] else {
+            unreachable!("parity is of sealed parts")
+        };
+        let block = (quantum - offset / quantum_bytes) as usize;
+        let (start, entry_bytes) = (block * quantum_bytes as usize, records.entry_bytes());
+        let entry = Bytes::copy_from_slice(&records.as_bytes()[block * entry_bytes..][..entry_bytes]);
+        (entry, data.slice(start..start + quantum_bytes as usize))
+    }
+
     /// The packet of a content.
     pub(super) fn packet(&self, tag: SinkTag, number: u64, content: ResponseContent, quantum_bytes: u32) -> Outgoing {
         let header =
@@ -186,6 +230,10 @@ impl ResponseTransfer {
                 let specific = quantum::specific_of(segment, &payload);
                 let header = header(Operation::DataIn, offset / quantum_bytes + block, quantum_bytes);
                 Outgoing { header: Header { segment, specific, ..header }, sink: tag, body, payload }
+            }
+            ResponseContent::Parity(parity) => {
+                let member = |quantum| self.sealed_block(quantum, quantum_bytes);
+                parity.packet((tag, number as u32), quantum_bytes, member)
             }
             ResponseContent::Plain { part, at } => {
                 let (offset, part) = &self.parts[part as usize];

@@ -89,6 +89,7 @@ impl Session {
                     _ => {}
                 }
             }
+            Err(Fault::Dropped(why)) if self.connection.is_broken_by(why) => self.end(CloseReason::StreamDamaged),
             Err(Fault::Dropped(_)) => {}
             Err(Fault::Misbehaved(why)) => {
                 self.say_goodbye();
@@ -102,7 +103,7 @@ impl Session {
     fn take(&mut self, packet: &Packet) -> Result<(), Fault> {
         match packet.header.operation {
             Operation::Command => self.tasks.take_command(packet),
-            Operation::DataOut | Operation::PlainOut => self.tasks.take_data(packet),
+            Operation::DataOut | Operation::PlainOut | Operation::Parity => self.tasks.take_data(packet),
             Operation::Manage => self.tasks.take_function(packet),
             Operation::Acknowledge | Operation::Ping | Operation::Probe | Operation::Logout | Operation::Close => {
                 Ok(())
@@ -310,6 +311,7 @@ impl Session {
         let transfers = &self.tasks.transfers;
         Statistics {
             stale: transfers.stale,
+            quanta_repaired: transfers.repaired,
             placed_bytes: measured.placed_bytes - transfers.joined_bytes.min(measured.placed_bytes),
             copied_bytes: measured.copied_bytes + transfers.joined_bytes,
             ..measured

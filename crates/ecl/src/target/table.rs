@@ -5,6 +5,7 @@ use strongroom_scsi::transport::{Direction, Lun, Parameters, TaskAttribute};
 
 use super::respond::{ResponseTransfer, Transferred};
 use super::write::WriteAssembly;
+use crate::parity::Parity;
 use crate::tag::{SINKS_MAX, SinkTag};
 
 /// A command as it arrived.
@@ -119,13 +120,13 @@ impl TaskTable {
     }
 
     /// Begins a new use of a slot; returns what was left of the earlier one.
-    pub(super) fn begin(&mut self, tag: SinkTag) -> Option<Task> {
+    pub(super) fn begin(&mut self, tag: SinkTag, parity: Option<Parity>) -> Option<Task> {
         if self.slots.len() <= tag.slot() {
             self.slots.resize_with(tag.slot() + 1, Slot::default);
         }
         let slot = &mut self.slots[tag.slot()];
         slot.newest = Some(tag);
-        slot.task.replace(Task { command: None, phase: Phase::Receiving(WriteAssembly::default()) })
+        slot.task.replace(Task { command: None, phase: Phase::Receiving(WriteAssembly::new(parity)) })
     }
 
     pub(super) fn get(&self, tag: SinkTag) -> Option<&Task> {

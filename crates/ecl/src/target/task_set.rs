@@ -15,6 +15,7 @@ use crate::connection::{Fault, Outgoing, Packet};
 use crate::credit::GrantedCredits;
 use crate::error::{Dropped, PeerMisbehaved};
 use crate::header::{Flags, Header, Operation, Segment};
+use crate::parity::Parity;
 use crate::planted::{Planted, PlantedFault};
 use crate::quantum;
 use crate::tag::SinkTag;
@@ -31,6 +32,7 @@ pub(super) enum TaskContent {
 struct Settings {
     quantum_bytes: u32,
     transfer_bytes_max: u32,
+    parity: Option<Parity>,
     planted: Planted,
 }
 
@@ -41,6 +43,8 @@ pub(super) struct TransferCounts {
     pub(super) stale: u64,
     /// Bytes of segments, which are joined by copying.
     pub(super) joined_bytes: u64,
+    /// Quanta that parity has restored.
+    pub(super) repaired: u64,
 }
 
 /// See the module.
@@ -67,6 +71,7 @@ impl TaskSet {
             settings: Settings {
                 quantum_bytes: config.quantum_bytes,
                 transfer_bytes_max: config.transfer_bytes_max,
+                parity: config.parity,
                 planted: config.planted,
             },
             tasks: TaskTable::default(),
@@ -130,14 +135,14 @@ impl TaskSet {
         if self.tasks.use_of(tag) == Use::New {
             let earlier = self.tasks.present(tag);
             self.responding.retain(|responding| *responding != earlier);
-            drop(self.tasks.begin(tag));
+            drop(self.tasks.begin(tag, self.settings.parity));
         }
         self.tasks.get_mut(tag).expect("it has begun")
     }
 
     pub(super) fn take_data(&mut self, packet: &Packet) -> Result<(), Fault> {
         let Some(tag) = self.transfer(packet)? else { return Ok(()) };
-        let Settings { quantum_bytes, transfer_bytes_max, planted } = self.settings;
+        let Settings { quantum_bytes, transfer_bytes_max, planted, .. } = self.settings;
         let is_sealed = packet.header.operation == Operation::DataOut;
         if is_sealed {
             quantum::check(packet, &packet.body, quantum_bytes, planted)?;
@@ -147,13 +152,18 @@ impl TaskSet {
         if command.is_none() && !self.credits.admits(self.early_bytes() + u64::from(quantum_bytes)) {
             return Err(Dropped::NoRoom.into());
         }
-        let Phase::Receiving(assembly) = &mut self.begin(tag).phase else {
+        self.begin(tag);
+        let Some(Task { phase: Phase::Receiving(assembly), .. }) = self.tasks.get_mut(tag) else {
             // It was answered before its data was there.
             return Ok(());
         };
-        match is_sealed {
-            true => assembly.take_quantum(packet, packet.body.clone(), quantum_bytes, limit_bytes)?,
-            false => assembly.take_plain(packet, limit_bytes)?,
+        match packet.header.operation {
+            Operation::Parity => self.transfers.repaired += assembly.take_parity(packet, quantum_bytes, limit_bytes)?,
+            Operation::PlainOut => assembly.take_plain(packet, limit_bytes)?,
+            _ => {
+                let entry = packet.body.clone();
+                self.transfers.repaired += assembly.take_quantum(packet, entry, quantum_bytes, limit_bytes)?;
+            }
         }
         if is_sealed && packet.header.segment != Segment::WHOLE && packet.is_placed {
             self.transfers.joined_bytes += packet.payload.len() as u64;
@@ -176,7 +186,7 @@ impl TaskSet {
             return Ok(());
         }
         let (command, entry) = self.decode_command(packet)?;
-        let Settings { quantum_bytes, transfer_bytes_max, planted } = self.settings;
+        let Settings { quantum_bytes, transfer_bytes_max, planted, .. } = self.settings;
         if !packet.payload.is_empty() {
             quantum::check(packet, &entry, quantum_bytes, planted)?;
         }
@@ -188,7 +198,8 @@ impl TaskSet {
             return Err(PeerMisbehaved::Command { number, why: "data beyond its end" }.into());
         }
         if !packet.payload.is_empty() {
-            assembly.take_quantum(packet, entry, quantum_bytes, write_bytes)?;
+            let repaired = assembly.take_quantum(packet, entry, quantum_bytes, write_bytes)?;
+            self.transfers.repaired += repaired;
         }
         if !self.credits.admits(write_bytes.into()) {
             return Err(PeerMisbehaved::Command { number, why: "more data than its credits allow" }.into());
@@ -425,7 +436,12 @@ impl TaskSet {
         let Some(command) = &task.command else { return };
         let transferred = command.transferred();
         self.credits.give_back(command.write_bytes());
-        task.phase = Phase::Responding(ResponseTransfer::new(response, transferred, self.settings.quantum_bytes));
+        task.phase = Phase::Responding(ResponseTransfer::new(
+            response,
+            transferred,
+            self.settings.quantum_bytes,
+            self.settings.parity,
+        ));
         self.responding.push_back(tag);
     }
 

@@ -1,21 +1,22 @@
 //! ECL as the transport of a nexus: the session machine of `strongroom_ecl`. Its only wire is the connection of its login, whose end is the end
-//! of the session; what the session says goes by datagrams, for which the driver has a socket.
+//! of the session; what the session says goes by datagrams, for which the driver has a socket, or by the wire, as the URL says.
 
 use std::net::SocketAddr;
 use std::time::Instant;
 
 use strongroom_block::{Buffer, Custody};
 use strongroom_ecl::initiator::{EclEvent, Session};
-use strongroom_ecl::login::{LoginAnswer, LoginGrant, LoginRequest};
-use strongroom_ecl::{Config, Datagram, EclKeys, Ecn, RekeyLimits, Scheme};
+use strongroom_ecl::login::{Carrier, LoginAnswer, LoginGrant, LoginRequest};
+use strongroom_ecl::{Config, Datagram, EclKeys, Ecn, RekeyLimits, Scheme, Transmit};
 use strongroom_handshake::{HandshakeError, PublicKey};
 use strongroom_iscsi::{Digests, LoginStatus};
-use strongroom_net::{EclLogins, Link, LinkEnd, LinkEvent, PacketSplit, StreamId, UdpPacket, UdpTransmit};
+use strongroom_net::{EclLogins, Link, LinkEnd, LinkEvent, LinkPacket, PacketSplit, StreamId, UdpPacket, UdpTransmit};
 
 use crate::error::login_error;
 use crate::pipeline::stamps::random;
-use crate::session::link::link;
-use crate::session::transport::{PacketStatus, SessionChange, SessionTransport, Wire, WireFailure};
+use crate::session::link::{link, link_lost};
+use crate::session::transport::{InitiatorPort, PacketStatus, SessionChange, SessionTransport, Wire, WireFailure};
+use crate::url::Transport;
 use crate::{AttachError, AttachOptions};
 
 /// The login's connection: its link, and what waits for the socket.
@@ -25,16 +26,11 @@ pub(crate) struct EclConnection {
     out: Vec<Buffer>,
 }
 
-/// The initiator port: with our name it is what the target knows the sessions of one attachment by.
-#[derive(Debug)]
-pub(crate) struct EclPort {
-    isid: [u8; 6],
-}
-
 /// An association and where it leads.
 #[derive(Debug)]
 struct Association {
     session: Session,
+    carrier: Carrier,
     peer: SocketAddr,
     quantum_bytes: u32,
 }
@@ -82,33 +78,55 @@ impl EclTransport {
         let wire = &mut self.wires[0];
         let secret = wire.connection.link.take_ecl_secret().ok_or("it was answered before")?;
         let scheme = Scheme::from_number(options.scheme() as u8).map_err(|error| error.to_string())?;
-        let mut peer = wire.address;
-        peer.set_port(grant.udp_port);
+        let (carrier, mut peer) = (carrier(options), wire.address);
+        match carrier {
+            Carrier::Udp => peer.set_port(grant.udp_port),
+            Carrier::Stream => wire.connection.link.begin_packets(),
+        }
         let keys = EclKeys::new(*secret.bytes(), scheme, options.channel.suite);
         let mut config = Config::new(keys, grant.connection_id, peer, grant.quantum_bytes);
         config.window_bytes = grant.window_bytes;
         config.transfer_bytes_max = grant.transfer_bytes_max;
         config.queue_depth = grant.queue_depth;
         // With custody `target`, which is the one without a source of keys, they travel in records.
+        config.is_stream = carrier == Carrier::Stream;
+        config.parity = options.url.parameters().parity;
         config.holds_keys = options.sealing.key_source.is_none();
         config.rekey = RekeyLimits { packets: options.channel.rekey.tags, bytes: options.channel.rekey.bytes };
         config.seed = u64::from_ne_bytes(random());
         let session = Session::new(now, &config);
-        Ok(Association { session, peer, quantum_bytes: grant.quantum_bytes })
+        Ok(Association { session, carrier, peer, quantum_bytes: grant.quantum_bytes })
+    }
+
+    /// Gives the wire about `bytes_max` of what the session says, if the wire carries that.
+    fn send_packets(&mut self, bytes_max: usize) {
+        let (Some(now), Some(association), Some(wire)) = (self.now, &mut self.association, self.wires.first_mut())
+        else {
+            return;
+        };
+        let mut made_bytes = 0;
+        while association.carrier == Carrier::Stream
+            && made_bytes < bytes_max
+            && let Some(transmit) = association.session.poll_transmit(now)
+        {
+            made_bytes += transmit.len_bytes();
+            let Transmit { head, payload } = transmit;
+            wire.connection.link.send_packet(LinkPacket { head, payload });
+        }
+    }
+}
+
+/// What the URL wants to carry the packets.
+fn carrier(options: &AttachOptions) -> Carrier {
+    match options.url.transport() {
+        Transport::EclTcp => Carrier::Stream,
+        Transport::Ecl | Transport::Iscsi => Carrier::Udp,
     }
 }
 
 impl SessionTransport for EclTransport {
     type Session = Session;
     type Connection = EclConnection;
-    type Port = EclPort;
-
-    fn port() -> EclPort {
-        let mut isid: [u8; 6] = random();
-        // RFC 7143 §11.12.5: type "random", so that no two attachments share a nexus; kept over reconnects.
-        isid[0] = 0x80;
-        EclPort { isid }
-    }
 
     fn connection(now: Instant, options: &AttachOptions) -> Result<EclConnection, AttachError> {
         let link = link(now, options, EclLogins::Only)?;
@@ -205,7 +223,7 @@ impl SessionTransport for EclTransport {
         &mut self,
         now: Instant,
         options: &AttachOptions,
-        port: &EclPort,
+        port: &InitiatorPort,
         at: usize,
     ) -> Result<(), WireFailure> {
         self.now = Some(now);
@@ -214,6 +232,8 @@ impl SessionTransport for EclTransport {
                 LinkEvent::Established { peer } => {
                     self.target_key = peer;
                     let request = LoginRequest {
+                        carrier: carrier(options),
+                        parity: options.url.parameters().parity,
                         isid: port.isid,
                         initiator_name: options.iscsi.initiator_name.clone(),
                         target_name: options.target_name(),
@@ -223,7 +243,14 @@ impl SessionTransport for EclTransport {
                 LinkEvent::Message(message) => {
                     self.answered(now, options, &message).map_err(WireFailure::Session)?;
                 }
-                LinkEvent::Ended(end) => return Err(WireFailure::Connection(link_lost(&end, options))),
+                LinkEvent::Ended(end) => return Err(WireFailure::Connection(login_lost(&end, options))),
+                LinkEvent::Packet(LinkPacket { head, payload }) => {
+                    if let Some(association) = &mut self.association {
+                        let source = association.peer;
+                        let datagram = Datagram { source, ecn: Ecn::NotCapable, head, rest: payload };
+                        association.session.handle_datagram(now, datagram);
+                    }
+                }
                 LinkEvent::Pdu(_) | LinkEvent::Corrupt(_) => {}
             }
         }
@@ -260,14 +287,16 @@ impl SessionTransport for EclTransport {
         Some(error)
     }
 
-    fn poll_transmit(&mut self, at: usize, _bytes_max: usize) -> Vec<Buffer> {
+    fn poll_transmit(&mut self, at: usize, bytes_max: usize) -> Vec<Buffer> {
+        self.send_packets(bytes_max);
         let connection = &mut self.wires[at].connection;
         connection.link.poll_transmit(&mut connection.out);
         std::mem::take(&mut connection.out)
     }
 
     fn datagram_peer(&self) -> Option<SocketAddr> {
-        self.association.as_ref().map(|association| association.peer)
+        let association = self.association.as_ref()?;
+        (association.carrier == Carrier::Udp).then_some(association.peer)
     }
 
     fn packet_split(&self) -> Option<PacketSplit> {
@@ -295,6 +324,7 @@ impl SessionTransport for EclTransport {
             packet_bytes: measured.packet_bytes,
             packets_sent: measured.packets_sent,
             packets_lost: measured.packets_lost,
+            quanta_repaired: measured.quanta_repaired,
             packets_received: measured.packets_received,
             placed_bytes: measured.placed_bytes,
             round_trip: measured.rtt,
@@ -307,23 +337,20 @@ impl SessionTransport for EclTransport {
         if let (Some(now), Some(session)) = (self.now, self.session_mut()) {
             session.close(now, "detached");
         }
+        self.send_packets(usize::MAX);
         self.wires.iter_mut().for_each(|wire| wire.connection.link.close());
     }
 }
 
-/// The error of a link that has ended.
-fn link_lost(end: &LinkEnd, options: &AttachOptions) -> AttachError {
-    use HandshakeError as H;
+/// The error of a login's link that has ended.
+fn login_lost(end: &LinkEnd, options: &AttachOptions) -> AttachError {
     match end {
-        LinkEnd::Handshake(H::WrongTarget { .. } | H::RefusedByTarget { .. } | H::Incompatible { .. } | H::NotTls) => {
-            AttachError::Handshake(end.to_string())
-        }
-        LinkEnd::Handshake(H::NoCommonScheme) => AttachError::Unreachable(format!(
+        LinkEnd::Handshake(HandshakeError::NoCommonScheme) => AttachError::Unreachable(format!(
             "it does not offer ECL with the scheme {} and the suite {}: ECL is switched off there (ecl = false in its configuration), it does \
              not admit these, or it is an older Strongroom; use a strongroom:// URL (iSCSI), or have its administrator look",
             options.scheme(),
             options.channel.suite
         )),
-        _ => AttachError::Unreachable(end.to_string()),
+        _ => link_lost(end),
     }
 }

@@ -143,7 +143,7 @@ fn a_path_without_udp_is_found_out_and_named() {
     let path = Path::before(&host);
     path.set_udp(|_, _| false);
     let error = RemoteDevice::attach(host.options(path.url("vault"))).unwrap_err().to_string();
-    assert!(error.contains("UDP") && error.contains("strongroom://"), "{error}");
+    assert!(["UDP", "ecl+tcp://", "strongroom://"].iter().all(|part| error.contains(part)), "{error}");
     eventually("the end of its session", || host.stats().sessions == 0);
     path.set_udp(|_, _| true);
     RemoteDevice::attach(host.options(path.url("vault"))).unwrap().detach().unwrap();
@@ -164,10 +164,62 @@ fn lost_repeated_and_shortened_packets_are_survived() {
 }
 
 #[test]
-fn the_loss_of_the_connection_is_survived_in_the_midst_of_writes() {
+fn where_udp_is_blocked_the_connection_carries_the_packets() {
+    let host = Host::start_with(&[VolumeSpec::sealed("vault", SIZE), trusted()], |config| config.workers = Some(2));
+    let path = Path::before(&host);
+    path.set_udp(|_, _| false);
+    for volume in ["vault", "trusted"] {
+        let device = RemoteDevice::attach(host.options(path.tcp_url(volume))).unwrap();
+        let data = use_all_of_it(&device);
+        let packets = device.status().packets.expect("it has packets");
+        assert!(
+            packets.packets_lost == 0 && packets.packets_received > 100 && packets.packet_bytes > 4096,
+            "{packets:?}"
+        );
+        device.detach().unwrap();
+        eventually("the end of its session", || host.stats().sessions == 0);
+        // It is the same volume by each transport.
+        for url in [host.url(volume), url(&host, volume), path.tcp_url(volume)] {
+            let bob = RemoteDevice::attach(host.bobs_options(url)).unwrap();
+            assert!(read_blocking(&bob, Lba(100), 700).unwrap()[..] == data);
+            bob.detach().unwrap();
+        }
+    }
+    let mut options = host.options(path.tcp_url("vault"));
+    options.channel.scheme = Some(Scheme::EncryptAll);
+    let error = RemoteDevice::attach(options).unwrap_err().to_string();
+    assert!(error.contains("S1-2 and S2-5"), "{error}");
+    assert_eq!((host.stats().misbehaved, host.stats().datagrams_dropped), (0, 0));
+}
+
+#[test]
+fn what_parity_covers_is_restored_where_it_arrives() {
     let host = start(|_| {});
     let path = Path::before(&host);
-    let device = RemoteDevice::attach(host.options(path.url("vault"))).unwrap();
+    path.set_udp(|number, _| number % 13 != 0);
+    let url: VolumeUrl = format!("{}?parity=4+2", path.url("vault")).parse().unwrap();
+    let device = RemoteDevice::attach(host.options(url)).unwrap();
+    use_all_of_it(&device);
+    let packets = device.status().packets.unwrap();
+    assert!(packets.packets_lost > 0 && packets.quanta_repaired > 0, "{packets:?}");
+    device.detach().unwrap();
+    assert_eq!(host.stats().misbehaved, 0);
+}
+
+#[test]
+fn the_loss_of_the_connection_is_survived_in_the_midst_of_writes() {
+    survives_cuts(|path| path.url("vault"));
+}
+
+#[test]
+fn the_loss_of_the_connection_that_carries_the_packets_is_survived_in_the_midst_of_writes() {
+    survives_cuts(|path| path.tcp_url("vault"));
+}
+
+fn survives_cuts(url: fn(&Path) -> VolumeUrl) {
+    let host = start(|_| {});
+    let path = Path::before(&host);
+    let device = RemoteDevice::attach(host.options(url(&path))).unwrap();
     device.format().unwrap();
     for round in 0..4_u8 {
         for at in 0..4_u64 {

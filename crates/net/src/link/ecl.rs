@@ -1,11 +1,14 @@
-//! A link that carries the login of an ECL association: messages in a channel. The association's packets go by UDP (`crate::udp`), with keys that
-//! come from the same handshake; the link stays, and its end is the end of the association.
+//! A link that carries the login of an ECL association: messages in a channel. The association's packets go by UDP (`crate::udp`), or behind the
+//! login on the same stream, with keys that come from the same handshake; the link stays, and its end is the end of the association.
+
+use std::collections::VecDeque;
 
 use strongroom_block::Buffer;
 use strongroom_channel::{Channel, ChannelLimits, FrameKind};
 use strongroom_handshake::{EclSecret, Protocol, PublicKey};
 
-use super::{Link, LinkEnd, LinkEvent, LinkState, transfer};
+use super::packets::{LinkPacket, PacketFramer};
+use super::{Link, LinkEnd, LinkEvent, LinkState, end, transfer};
 
 /// Whether a channel may be the login of an ECL association, which is another protocol than iSCSI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +49,8 @@ impl Agreement {
 pub(super) struct EclChannel {
     channel: Box<Channel>,
     secret: Option<EclSecret>,
+    /// The stream carries packets: the channel has served.
+    packets: Option<PacketFramer>,
 }
 
 impl EclChannel {
@@ -53,8 +58,62 @@ impl EclChannel {
         &self.channel
     }
 
-    pub(super) fn channel_mut(&mut self) -> &mut Channel {
-        &mut self.channel
+    /// The channel, as long as it is used.
+    fn channel_in_use(&mut self) -> Option<&mut Channel> {
+        self.packets.is_none().then_some(&mut self.channel)
+    }
+
+    /// Takes some of `bytes`: of a packet, or of a message.
+    pub(super) fn handle_input(
+        &mut self,
+        bytes: &[u8],
+        events: &mut VecDeque<LinkEvent>,
+        out: &mut Vec<Buffer>,
+    ) -> Result<usize, LinkEnd> {
+        if let Some(framer) = &mut self.packets {
+            let (taken, packet) = framer.handle_input(bytes)?;
+            events.extend(packet.map(LinkEvent::Packet));
+            return Ok(taken);
+        }
+        let taken = self.channel.handle_input(bytes)?;
+        self.take_message(events, out).map(|()| taken)
+    }
+
+    /// What the channel has ready: a message, or the peer's goodbye.
+    pub(super) fn take_message(
+        &mut self,
+        events: &mut VecDeque<LinkEvent>,
+        out: &mut Vec<Buffer>,
+    ) -> Result<(), LinkEnd> {
+        if let Some(frame) = self.channel.poll_frame() {
+            // Where the scheme leaves other frames readable, a message must be in none of those.
+            let is_encrypted = frame.kind == FrameKind::Private
+                || frame.kind == FrameKind::Protected && self.channel.scheme().is_confidential();
+            if !is_encrypted || !frame.data.is_empty() {
+                return Err(LinkEnd::EclLogin("a frame that is no message"));
+            }
+            events.push_back(LinkEvent::Message(frame.header.to_vec()));
+        } else if self.channel.is_closed_by_peer() {
+            self.channel.close(out);
+            return Err(LinkEnd::PeerClosed);
+        }
+        Ok(())
+    }
+
+    /// What the end of the stream means.
+    pub(super) fn end_of_stream(&mut self) -> LinkEnd {
+        match &self.packets {
+            Some(framer) if framer.is_between_packets() => LinkEnd::PeerClosed,
+            Some(_) => LinkEnd::Truncated,
+            None => end::of_stream(&mut self.channel),
+        }
+    }
+
+    /// The goodbye of the channel; a packet has said it, if there are packets.
+    pub(super) fn close(&mut self, out: &mut Vec<Buffer>) {
+        if let Some(channel) = self.channel_in_use() {
+            channel.close(out);
+        }
     }
 }
 
@@ -63,7 +122,9 @@ impl Link {
     pub(super) fn begin_channel(&mut self, channel: Box<Channel>, agreement: Agreement) {
         match agreement.protocol {
             Protocol::Transfer => self.begin_transfer(channel),
-            Protocol::Ecl => self.state = LinkState::Ecl(Box::new(EclChannel { channel, secret: agreement.ecl })),
+            Protocol::Ecl => {
+                self.state = LinkState::Ecl(Box::new(EclChannel { channel, secret: agreement.ecl, packets: None }));
+            }
             _ => self.state = LinkState::Channel(channel),
         }
         self.establish(Some(agreement.peer));
@@ -88,26 +149,26 @@ impl Link {
             return;
         }
         let LinkState::Ecl(ecl) = &mut self.state else { return };
-        if let Err(error) = ecl.channel.encode(FrameKind::Private, message, Buffer::empty(), &mut self.out) {
+        let Some(channel) = ecl.channel_in_use() else { return };
+        if let Err(error) = channel.encode(FrameKind::Private, message, Buffer::empty(), &mut self.out) {
             self.end(error.into());
         }
     }
 
-    /// What the channel has ready: a message, or the peer's goodbye.
-    pub(super) fn take_message(&mut self) -> Result<(), LinkEnd> {
-        let LinkState::Ecl(ecl) = &mut self.state else { return Ok(()) };
-        if let Some(frame) = ecl.channel.poll_frame() {
-            // Where the scheme leaves other frames readable, a message must be in none of those.
-            let is_encrypted = frame.kind == FrameKind::Private
-                || frame.kind == FrameKind::Protected && ecl.channel.scheme().is_confidential();
-            if !is_encrypted || !frame.data.is_empty() {
-                return Err(LinkEnd::EclLogin("a frame that is no message"));
-            }
-            self.events.push_back(LinkEvent::Message(frame.header.to_vec()));
-        } else if ecl.channel.is_closed_by_peer() {
-            ecl.channel.close(&mut self.out);
-            return Err(LinkEnd::PeerClosed);
+    /// The stream carries packets from now on, in both directions, behind what was sent before. If [`Link::is_for_ecl`].
+    pub fn begin_packets(&mut self) {
+        if let LinkState::Ecl(ecl) = &mut self.state {
+            ecl.packets = Some(PacketFramer::default());
         }
-        Ok(())
+    }
+
+    /// Queues a packet, after [`Link::begin_packets`]. After the end or after [`Link::close`] it is dropped.
+    pub fn send_packet(&mut self, packet: LinkPacket) {
+        if let LinkState::Ecl(ecl) = &self.state
+            && ecl.packets.is_some()
+            && !self.closed
+        {
+            PacketFramer::encode(packet, &mut self.out);
+        }
     }
 }

@@ -15,7 +15,7 @@ pub enum LinkEnd {
     /// The peer connected and left without a byte: a port scan or a health check.
     #[error("the peer connected and left without a word")]
     NothingSaid,
-    /// The stream ended in the midst of a PDU.
+    /// The stream ended in the midst of a PDU or packet.
     #[error("the connection ended in the middle of a message: the peer crashed, or the connection was cut")]
     Truncated,
     /// Handshake or login was not finished in time.
@@ -60,6 +60,11 @@ pub enum LinkEnd {
     /// The peer sent what has no place in an ECL login.
     #[error("the peer broke the protocol of an ECL login: {0}; check that both ends run compatible versions")]
     EclLogin(&'static str),
+    /// What the peer sent is no packet of an association.
+    #[error(
+        "a packet of an ECL association has an impossible length: it was changed on the way, or the peer runs an incompatible version"
+    )]
+    EclPacket,
     /// The caller sent a PDU before the link was established.
     #[error("a message was to be sent before the connection was established; please report this as a bug")]
     SentTooEarly,

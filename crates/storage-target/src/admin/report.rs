@@ -138,12 +138,15 @@ pub struct EclReport {
     pub packets_sent: u64,
     /// Of those, packets that counted as lost.
     pub packets_lost: u64,
+    /// Quanta that were lost on the way here, and restored by parity.
+    #[serde(default)]
+    pub quanta_repaired: u64,
     /// Packets received and used.
     pub packets_received: u64,
     /// Smoothed round trip, in microseconds, once it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<u64>,
-    /// Congestion window, in bytes.
+    /// Congestion window, in bytes; 0 where TCP carries the packets, which has its own.
     pub window_bytes: u32,
     /// How often the target has changed its keys.
     pub rekeys: u64,

@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use strongroom_iscsi::target::{self as iscsi, ConnectionId, LoginRequested};
+use strongroom_iscsi::target::{ConnectionId, LoginRequested};
 use strongroom_iscsi::{CloseReason, LoginStatus};
 use strongroom_net::{Link, Runtime, StreamId, TransferChannel};
 
 use super::grant::{LoginGrant, UnitAddress};
 use super::login_machine::LoginMachine;
+use super::session_machine::SessionMachine;
 use super::stream_sender::StreamSender;
 use crate::access::Identity;
 use crate::budget::Charge;
@@ -21,7 +22,7 @@ use crate::open_units::Origin;
 use crate::settings::Settings;
 use crate::unit::SessionKey;
 
-/// PDUs handed to the runtime together.
+/// PDUs, or packets, handed to the runtime together.
 const BATCH_PDUS: usize = 32;
 
 /// Names a connection; never reused.
@@ -194,47 +195,60 @@ impl Connection {
     }
 
     /// Sends what the login, or the session, and the link have, as far as the stream takes it.
-    pub(super) fn transmit(&mut self, runtime: &mut Runtime, mut session: Option<(&mut iscsi::Session, ConnectionId)>) {
+    pub(super) fn transmit(
+        &mut self,
+        now: Instant,
+        runtime: &mut Runtime,
+        mut session: Option<(&mut SessionMachine, ConnectionId)>,
+    ) {
         while self.stream.accepts() {
-            let mut pdus = 0;
-            while pdus < BATCH_PDUS {
-                let pdu = match (&mut session, &mut self.login) {
-                    (Some((session, id)), _) => session.poll_transmit(*id),
-                    (None, Some(login)) => login.poll_transmit(),
-                    (None, None) => None,
-                };
-                let Some(pdu) = pdu else { break };
-                pdus += 1;
-                self.link.send_pdu(pdu);
+            let mut made = 0;
+            while made < BATCH_PDUS && self.make_next(now, &mut session) {
+                made += 1;
             }
             self.stream.send(runtime, &mut self.link);
-            if pdus < BATCH_PDUS {
+            if made < BATCH_PDUS {
                 return;
             }
         }
+        if let Some((SessionMachine::Ecl(association), _)) = session {
+            association.is_held_up(now);
+        }
     }
 
-    /// Sends the last PDUs and closes the link and the stream.
-    pub(super) fn close(&mut self, runtime: &mut Runtime, session: Option<(&mut iscsi::Session, ConnectionId)>) {
+    /// Gives the link the next PDU or packet. False: there is none.
+    fn make_next(&mut self, now: Instant, session: &mut Option<(&mut SessionMachine, ConnectionId)>) -> bool {
+        let pdu = match (session, &mut self.login) {
+            (Some((SessionMachine::Ecl(association), _)), _) => {
+                let Some(packet) = association.poll_packet(now) else { return false };
+                self.link.send_packet(packet);
+                return true;
+            }
+            (Some((SessionMachine::Iscsi(session), id)), _) => session.poll_transmit(*id),
+            (None, Some(login)) => login.poll_transmit(),
+            (None, None) => None,
+        };
+        let Some(pdu) = pdu else { return false };
+        self.link.send_pdu(pdu);
+        true
+    }
+
+    /// Sends the last PDUs or packets and closes the link and the stream.
+    pub(super) fn close(
+        &mut self,
+        now: Instant,
+        runtime: &mut Runtime,
+        mut session: Option<(&mut SessionMachine, ConnectionId)>,
+    ) {
         if self.stream.failure().is_some() {
             return;
         }
         // After `Closed` only small answers are left.
-        match (session, &mut self.login) {
-            (Some((session, id)), _) => {
-                while let Some(pdu) = session.poll_transmit(id) {
-                    self.link.send_pdu(pdu);
-                }
-            }
-            (None, Some(login)) => {
-                while let Some(pdu) = login.poll_transmit() {
-                    self.link.send_pdu(pdu);
-                }
-                if let Some(refusal) = login.take_refusal() {
-                    self.link.send_message(&refusal);
-                }
-            }
-            (None, None) => {}
+        while self.make_next(now, &mut session) {}
+        if session.is_none()
+            && let Some(refusal) = self.login.as_mut().and_then(LoginMachine::take_refusal)
+        {
+            self.link.send_message(&refusal);
         }
         self.link.close();
         self.stream.close(runtime, &mut self.link);

@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 use strongroom_ecl::Datagram;
 use strongroom_net::{DatagramId, NetError, PacketSplit, Runtime, UdpPacket, UdpSocket};
 
+use super::ecl_session::PacketCarrier;
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::stats::Counters;
@@ -105,7 +106,7 @@ impl Datagrams {
     /// Sends what a session has, if it is an association. True: there is more.
     pub(super) fn transmit(&mut self, now: Instant, session: &mut Session) -> bool {
         let Some(association) = session.machine.ecl_mut() else { return false };
-        let socket = &mut self.sockets[association.socket()].socket;
-        association.transmit(now, socket)
+        let PacketCarrier::Udp { socket, local } = association.carrier() else { return false };
+        association.transmit(now, &mut self.sockets[socket].socket, local)
     }
 }

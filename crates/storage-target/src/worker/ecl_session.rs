@@ -1,4 +1,5 @@
-//! An ECL association at a worker: its machine, the packets that wait for the socket, and what it has done. The socket is the worker's.
+//! An ECL association at a worker: its machine, the packets that wait for the socket, and what it has done. The socket is the worker's; or the
+//! connection of the login carries its packets.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_ecl::{Datagram, Ecn, Transmit, target as ecl};
 use strongroom_iscsi::target::{Command, Response, Statistics, TaskId, TaskManagement};
-use strongroom_net::{UdpPacket, UdpPath, UdpSent, UdpSocket, UdpTransmit};
+use strongroom_net::{LinkPacket, UdpPacket, UdpPath, UdpSent, UdpSocket, UdpTransmit};
 use strongroom_scsi::transport::target::Event;
 
 use super::session_end::SessionEnd;
@@ -18,6 +19,8 @@ const BATCH_PACKETS: usize = 64;
 const BATCHES_IN_A_ROW: usize = 8;
 /// A socket that is full is tried again after this time; a device sends what is in its queue faster.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
+/// How often timers are looked at while the connection that carries the packets takes none.
+const HELD_UP_PAUSE: Duration = Duration::from_secs(1);
 /// Timers are not set closer than this: pacing releases several packets at a time.
 const TIMER_MIN: Duration = Duration::from_micros(20);
 
@@ -28,14 +31,20 @@ pub(super) enum EclEvent {
     Closed(SessionEnd),
 }
 
+/// What carries the packets of an association.
+#[derive(Clone, Copy)]
+pub(super) enum PacketCarrier {
+    /// One of the worker's sockets, and our address that the initiator has called.
+    Udp { socket: usize, local: Option<IpAddr> },
+    /// The connection of the login.
+    Stream,
+}
+
 pub(super) struct EclSession {
     pub(super) machine: ecl::Session,
     connection_id: u32,
     quantum_bytes: u32,
-    /// Which of the worker's sockets it uses.
-    socket: usize,
-    /// Our address that the initiator has called.
-    local: Option<IpAddr>,
+    carrier: PacketCarrier,
     /// Packets that the socket has not taken.
     backlog: VecDeque<UdpTransmit>,
     wake_at: Option<Instant>,
@@ -47,14 +56,13 @@ impl EclSession {
     pub(super) fn new(
         machine: ecl::Session,
         (connection_id, quantum_bytes): (u32, u32),
-        (socket, local): (usize, Option<IpAddr>),
+        carrier: PacketCarrier,
     ) -> EclSession {
         EclSession {
             machine,
             connection_id,
             quantum_bytes,
-            socket,
-            local,
+            carrier,
             backlog: VecDeque::new(),
             wake_at: None,
             done: Statistics::default(),
@@ -65,8 +73,8 @@ impl EclSession {
         self.connection_id
     }
 
-    pub(super) fn socket(&self) -> usize {
-        self.socket
+    pub(super) fn carrier(&self) -> PacketCarrier {
+        self.carrier
     }
 
     /// What it has done, as sessions of either transport count it.
@@ -114,8 +122,8 @@ impl EclSession {
         packet
     }
 
-    /// Sends what it has. True: there is more, which others do not wait for.
-    pub(super) fn transmit(&mut self, now: Instant, socket: &mut UdpSocket) -> bool {
+    /// Sends what it has by a socket. True: there is more, which others do not wait for.
+    pub(super) fn transmit(&mut self, now: Instant, socket: &mut UdpSocket, local: Option<IpAddr>) -> bool {
         for _ in 0..BATCHES_IN_A_ROW {
             while self.backlog.len() < BATCH_PACKETS
                 && let Some(Transmit { head, payload }) = self.poll_transmit(now)
@@ -124,13 +132,30 @@ impl EclSession {
             }
             // There are none before the initiator's address is known.
             let Some(peer) = self.machine.peer().filter(|_| !self.backlog.is_empty()) else { return false };
-            if socket.send(UdpPath { peer, local: self.local }, &mut self.backlog) == UdpSent::Full {
+            if socket.send(UdpPath { peer, local }, &mut self.backlog) == UdpSent::Full {
                 self.wake_at = Some(now + FULL_PAUSE);
                 return false;
             }
         }
         self.wake_at = Some(now);
         true
+    }
+
+    /// The next packet for the connection of the login, if that carries them.
+    pub(super) fn poll_packet(&mut self, now: Instant) -> Option<LinkPacket> {
+        match self.carrier {
+            PacketCarrier::Udp { .. } => None,
+            PacketCarrier::Stream => {
+                self.poll_transmit(now).map(|Transmit { head, payload }| LinkPacket { head, payload })
+            }
+        }
+    }
+
+    /// The connection takes no packets now. It tells when it does; until then, timers matter only if they end the association.
+    pub(super) fn is_held_up(&mut self, now: Instant) {
+        if matches!(self.carrier, PacketCarrier::Stream) {
+            self.wake_at = Some(now + HELD_UP_PAUSE);
+        }
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
@@ -145,6 +170,7 @@ impl EclSession {
             packet_bytes: measured.packet_bytes,
             packets_sent: measured.packets_sent,
             packets_lost: measured.packets_lost,
+            quanta_repaired: measured.quanta_repaired,
             packets_received: measured.packets_received,
             round_trip_us: measured.rtt.map(|rtt| rtt.as_micros() as u64),
             window_bytes: measured.window_bytes,

@@ -37,7 +37,7 @@ impl Worker {
 
     /// Gives a connection to the worker that owns its volume. Nothing is lost: what is queued and received goes along.
     pub(super) fn hand_over(&mut self, mut connection: Box<Connection>, worker: usize) {
-        connection.transmit(&mut self.network.runtime, None);
+        connection.transmit(self.now, &mut self.network.runtime, None);
         self.release(&mut connection);
         let connection = match self.network.runtime.detach(connection.stream.id()) {
             Ok(stream) => match self.mail.links[worker].hand_over(DetachedConnection { stream, connection }) {

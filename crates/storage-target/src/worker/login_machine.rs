@@ -4,7 +4,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use strongroom_ecl::login::{LoginAnswer, LoginRequest};
+use strongroom_ecl::Parity;
+use strongroom_ecl::login::{Carrier, LoginAnswer, LoginRequest};
 use strongroom_iscsi::target::{self as iscsi, ChapPolicy, Login, LoginEvent, LoginRequested, SessionKind};
 use strongroom_iscsi::{CloseReason, Digests, LoginStatus, Pdu};
 
@@ -17,6 +18,8 @@ pub(super) enum LoginMachine {
 #[derive(Default)]
 pub(super) struct EclLogin {
     is_requested: bool,
+    carrier: Carrier,
+    parity: Option<Parity>,
     events: VecDeque<LoginEvent>,
     /// The answer, if it is a refusal. What is granted is known where the session begins.
     refusal: Option<LoginAnswer>,
@@ -29,7 +32,7 @@ impl EclLogin {
             Err(error) => return self.end(&error.to_string()),
             Ok(request) => request,
         };
-        self.is_requested = true;
+        (self.is_requested, self.carrier, self.parity) = (true, request.carrier, request.parity);
         self.events.push_back(LoginEvent::Requested(LoginRequested {
             initiator_name: request.initiator_name,
             initiator_alias: None,
@@ -38,6 +41,11 @@ impl EclLogin {
             cid: 0,
             kind: SessionKind::Normal { target_name: request.target_name },
         }));
+    }
+
+    /// What is to carry the packets, and the parity of transfers.
+    pub(super) fn wishes(&self) -> (Carrier, Option<Parity>) {
+        (self.carrier, self.parity)
     }
 
     fn end(&mut self, why: &str) {
@@ -178,7 +186,13 @@ mod tests {
 
     #[test]
     fn an_ecl_login_is_one_request() {
-        let request = LoginRequest { isid: [1; 6], initiator_name: "iqn.i".into(), target_name: "iqn.t".into() };
+        let request = LoginRequest {
+            carrier: Carrier::Stream,
+            parity: None,
+            isid: [1; 6],
+            initiator_name: "iqn.i".into(),
+            target_name: "iqn.t".into(),
+        };
         let mut login = LoginMachine::Ecl(EclLogin::default());
         login.handle_message(&request.encode());
         let Some(LoginEvent::Requested(requested)) = login.poll_event() else { panic!("a request") };

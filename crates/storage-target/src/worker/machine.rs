@@ -18,7 +18,7 @@ use strongroom_scsi::transport::target::{Command, ManagementFunction, Management
 
 use super::connection::ConnectionKey;
 use super::cross_worker::CrossWorkerMessage;
-use super::ecl_session::EclSession;
+use super::ecl_session::{EclSession, PacketCarrier};
 use super::grant::LoginGrant;
 use super::open_unit::{OpenStoreLock, OpenUnit};
 use super::routing::{CommandBounds, NexusState, Routing};
@@ -287,7 +287,8 @@ impl RoutedWorker {
     pub fn begin_association(&mut self, now: Instant, grant: Grant, config: &AssociationConfig, connection: u64) {
         let names = (config.connection_id, config.quantum_bytes);
         // No socket, and no address: the simulation takes its packets.
-        let machine = EclSession::new(ecl::Session::new(now, config), names, (0, None));
+        let carrier = PacketCarrier::Udp { socket: 0, local: None };
+        let machine = EclSession::new(ecl::Session::new(now, config), names, carrier);
         self.begin_session(now, grant, machine, (ConnectionId::ONLY, ConnectionKey(connection)));
     }
 

@@ -118,7 +118,6 @@ impl Session {
 
     /// Whether its peer may send more.
     pub(super) fn accepts_input(&self, connection: ConnectionId) -> bool {
-        // An association is held back by its credits alone.
         self.machine.accepts_input(connection) && (self.commands.accepts() || self.machine.ecl().is_some())
     }
 

@@ -2,15 +2,15 @@
 
 use std::net::SocketAddr;
 
-use strongroom_ecl::login::{LoginAnswer, LoginGrant as EclGrant};
-use strongroom_ecl::{Config, Datagram, EclKeys, Scheme, target as ecl};
+use strongroom_ecl::login::{Carrier, LoginAnswer, LoginGrant as EclGrant};
+use strongroom_ecl::{Config, Datagram, EclKeys, Parity, Scheme, target as ecl};
 use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login};
 use strongroom_net::PacketSplit;
 
 use super::Worker;
 use super::connection::{Connection, Disposition, LoginStage};
-use super::ecl_session::EclSession;
+use super::ecl_session::{EclSession, PacketCarrier};
 use super::grant::LoginGrant;
 use super::login_machine::LoginMachine;
 use super::login_policy::DescribedVolumes;
@@ -39,7 +39,7 @@ impl Worker {
                 let (machine, id) = iscsi::Session::new(self.now, *login);
                 Some(self.begin(connection, key, grant, (machine.into(), id)))
             }
-            (LoginMachine::Ecl(_), _) => self.associate(connection, key, &grant).map(|machine| {
+            (LoginMachine::Ecl(login), _) => self.associate(connection, key, &grant, login.wishes()).map(|machine| {
                 let id = ConnectionId::ONLY;
                 self.begin(connection, key, grant, (machine.into(), id))
             }),
@@ -100,25 +100,42 @@ impl Worker {
         id
     }
 
-    /// Grants an association: its keys, its number and what its initiator may send. The answer goes by the connection.
-    fn associate(&mut self, connection: &mut Connection, key: SessionKey, grant: &LoginGrant) -> Option<EclSession> {
+    /// Grants an association: its keys, its number and what its initiator may send. The answer goes by the connection, and then the
+    /// packets, if that is to be their `carrier`.
+    fn associate(
+        &mut self,
+        connection: &mut Connection,
+        key: SessionKey,
+        grant: &LoginGrant,
+        (carrier, parity): (Carrier, Option<Parity>),
+    ) -> Option<EclSession> {
         let (block_bytes, entry_bytes) = grant.unit.as_ref()?.sealed?;
         let (secret, suite) = (connection.link.take_ecl_secret()?, connection.link.suite()?);
         let scheme = Scheme::from_number(connection.link.scheme()? as u8).ok()?;
-        let socket = self.network.datagrams.socket_at(connection.portal.address)?;
         // What comes from the initiator has no store sequence in front of its record.
         let head_bytes = Datagram::head_bytes(entry_bytes - 8);
         let split = PacketSplit { head_bytes, quantum_bytes: block_bytes as usize };
-        let connection_id = self.network.datagrams.begin(key, socket, split)?;
+        let (carrier, connection_id, peer) = match carrier {
+            Carrier::Udp => {
+                let socket = self.network.datagrams.socket_at(connection.portal.address)?;
+                let id = self.network.datagrams.begin(key, socket, split)?;
+                let local = self.network.runtime.local(connection.stream.id()).map(|address| address.ip());
+                (PacketCarrier::Udp { socket, local }, id, SocketAddr::new(connection.peer.ip(), 0))
+            }
+            // No datagram finds it, so its number need not differ from others.
+            Carrier::Stream => (PacketCarrier::Stream, getrandom::u32().ok()?, connection.peer),
+        };
+        let is_stream = matches!(carrier, PacketCarrier::Stream);
         let keys = EclKeys::new(*secret.bytes(), scheme, suite);
         let limits = self.logins.policy.limits();
-        let mut config = Config::new(keys, connection_id, SocketAddr::new(connection.peer.ip(), 0), block_bytes);
+        let mut config = Config::new(keys, connection_id, peer, block_bytes);
+        (config.is_stream, config.parity) = (is_stream, parity);
         config.window_bytes = limits.write_memory_bytes;
         config.transfer_bytes_max = crate::TRANSFER_BYTES_MAX;
         config.queue_depth = config.queue_depth.min(limits.queue_depth);
         config.holds_keys = grant.unit.as_ref()?.has_block_keys;
         let answer = LoginAnswer::Granted(EclGrant {
-            udp_port: connection.portal.address.port(),
+            udp_port: if is_stream { 0 } else { connection.portal.address.port() },
             connection_id,
             quantum_bytes: block_bytes,
             window_bytes: config.window_bytes,
@@ -127,9 +144,11 @@ impl Worker {
             portal_group_tag: connection.portal.group,
         });
         connection.link.send_message(&answer.encode());
-        let local = self.network.runtime.local(connection.stream.id()).map(|address| address.ip());
+        if is_stream {
+            connection.link.begin_packets();
+        }
         let machine = ecl::Session::new(self.now, &config);
-        Some(EclSession::new(machine, (connection_id, block_bytes), (socket, local)))
+        Some(EclSession::new(machine, (connection_id, block_bytes), carrier))
     }
 
     fn announce(&self, session: &Session, connection: &Connection) {
@@ -165,8 +184,7 @@ impl Worker {
         }
         for (id, connection) in &session.connections {
             let Some(connection) = self.connections.get_mut(*connection) else { continue };
-            let machine = session.machine.iscsi_mut().map(|machine| (machine, *id));
-            connection.transmit(&mut self.network.runtime, machine);
+            connection.transmit(self.now, &mut self.network.runtime, Some((&mut session.machine, *id)));
         }
         if self.network.datagrams.transmit(self.now, &mut session) {
             self.routing.sessions.mark_checked_out(&mut session);
@@ -191,8 +209,7 @@ impl Worker {
         let (_, key) = session.connections.swap_remove(at);
         let Some(connection) = self.connections.check_out(key) else { return };
         tracing::info!(address = %connection.peer, initiator, %reason, "a connection of a session ended");
-        let machine = session.machine.iscsi_mut().map(|machine| (machine, id));
-        self.finish(connection, machine);
+        self.finish(connection, Some((&mut session.machine, id)));
     }
 
     fn session_closed(&mut self, mut session: Box<Session>, reason: &SessionEnd) {
@@ -216,8 +233,7 @@ impl Worker {
         }
         for (id, key) in std::mem::take(&mut session.connections) {
             if let Some(connection) = self.connections.check_out(key) {
-                let machine = session.machine.iscsi_mut().map(|machine| (machine, id));
-                self.finish(connection, machine);
+                self.finish(connection, Some((&mut session.machine, id)));
             }
         }
         session.vacancy = None;

@@ -9,7 +9,7 @@ use strongroom_iscsi::target::{
 };
 use strongroom_scsi::transport::target::Session as _;
 
-use super::ecl_session::{EclEvent, EclSession};
+use super::ecl_session::{EclEvent, EclSession, PacketCarrier};
 use super::session_end::SessionEnd;
 
 pub(super) enum SessionMachine {
@@ -48,7 +48,10 @@ impl SessionMachine {
     pub(super) fn transport(&self) -> &'static str {
         match self {
             SessionMachine::Iscsi(_) => "iscsi",
-            SessionMachine::Ecl(_) => "ecl",
+            SessionMachine::Ecl(session) => match session.carrier() {
+                PacketCarrier::Udp { .. } => "ecl",
+                PacketCarrier::Stream => "ecl+tcp",
+            },
         }
     }
 
@@ -174,7 +177,7 @@ impl SessionMachine {
         }
     }
 
-    /// Whether a connection may bring more. An association's has brought all that it may: its login.
+    /// Whether a connection may bring more. An association is held back by its credits alone.
     pub(super) fn accepts_input(&self, connection: ConnectionId) -> bool {
         match self {
             SessionMachine::Iscsi(session) => session.accepts_input(connection),

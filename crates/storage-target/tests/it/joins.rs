@@ -247,7 +247,7 @@ impl Further {
                 LinkEvent::Established { .. } => self.is_up = true,
                 LinkEvent::Pdu(pdu) => session.session.handle_pdu_on(now, self.id, pdu),
                 LinkEvent::Corrupt(pdu) => session.session.handle_corrupt_pdu_on(now, self.id, &pdu),
-                LinkEvent::Message(_) => panic!("iSCSI has none"),
+                LinkEvent::Message(_) | LinkEvent::Packet(_) => panic!("iSCSI has none"),
                 LinkEvent::Ended(end) => {
                     session.session.handle_closed_on(now, self.id, CloseReason::ConnectionLost(end.to_string()));
                 }

@@ -266,7 +266,7 @@ impl Initiator {
                     LinkEvent::Established { .. } => self.established = true,
                     LinkEvent::Pdu(pdu) => self.session.handle_pdu(Instant::now(), pdu),
                     LinkEvent::Corrupt(pdu) => self.session.handle_corrupt_pdu(Instant::now(), &pdu),
-                    LinkEvent::Message(_) => {}
+                    LinkEvent::Message(_) | LinkEvent::Packet(_) => {}
                     LinkEvent::Ended(end) => {
                         self.ended = Some(end.to_string());
                         self.session.handle_closed(CloseReason::ConnectionLost(end.to_string()));

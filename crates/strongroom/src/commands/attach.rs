@@ -61,8 +61,8 @@ enum ListCommand {
     strongroom attach list\n\n\
     End it with: strongroom detach /run/vault")]
 pub(crate) struct AttachArgs {
-    /// The volume: strongroom://HOST/VOLUME, ecl://HOST/VOLUME (the same by UDP, docs/ecl.md), or iscsi://HOST/TARGET/LUN for a plain one;
-    /// HOST can have a :PORT.
+    /// The volume: strongroom://HOST/VOLUME, ecl://HOST/VOLUME (the same by UDP, docs/ecl.md), ecl+tcp://HOST/VOLUME (ECL where UDP is
+    /// blocked), or iscsi://HOST/TARGET/LUN for a plain one; HOST can have a :PORT.
     #[arg(required = true)]
     url: Option<VolumeUrl>,
     /// An empty directory, in which the volume appears as a file; made if missing.

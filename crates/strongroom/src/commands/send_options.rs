@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use strongroom_handshake::PublicKey;
-use strongroom_initiator::{Transport, VolumeUrl};
+use strongroom_initiator::{Transport, UrlParameters, VolumeUrl};
 use strongroom_store::Sender;
 use strongroom_target::OpenVolume;
 use strongroom_target::transfers::Destination;
@@ -82,9 +82,7 @@ impl ToArgs {
             port,
             volume,
             transport: Transport::Iscsi,
-            scheme: None,
-            suite: None,
-            pipeline: None,
+            parameters: UrlParameters { scheme: None, suite: None, pipeline: None, parity: None },
         } = url
         else {
             bail!(

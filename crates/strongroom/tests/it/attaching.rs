@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::stage::{CommandOutput, Transport, World, can_mount, eventually, has, noise, over_both, run};
+use crate::stage::{CommandOutput, Transport, World, can_mount, eventually, has, noise, over_both, over_tcp_too, run};
 
 /// An attachment in the background of a test; detached by name, or killed when dropped.
 struct Attachment<'a> {
@@ -61,6 +61,9 @@ fn shows_its_packets(world: &World) {
 }
 
 over_both!(a_file_system_from_making_to_detaching, writes_wait_for_a_target_that_is_killed_and_comes_back);
+over_tcp_too!(
+    writes_wait_for_a_target_that_is_killed_and_comes_back as writes_wait_over_ecl_tcp_for_a_target_that_comes_back
+);
 
 fn a_file_system_from_making_to_detaching(transport: Transport) {
     if !can_mount() {

@@ -38,7 +38,20 @@ pub(crate) struct World {
 pub(crate) enum Transport {
     Iscsi,
     Ecl,
+    EclTcp,
 }
+
+/// A test by ECL over TCP, beside [`over_both`].
+macro_rules! over_tcp_too {
+    ($($test:ident as $name:ident),+ $(,)?) => {
+        $(#[test]
+        fn $name() {
+            $test(crate::stage::Transport::EclTcp);
+        })+
+    };
+}
+
+pub(crate) use over_tcp_too;
 
 /// A test by each transport: a function of a [`Transport`], by its name.
 macro_rules! over_both {
@@ -242,6 +255,7 @@ impl World {
         let scheme = match self.transport {
             Transport::Iscsi => "strongroom",
             Transport::Ecl => "ecl",
+            Transport::EclTcp => "ecl+tcp",
         };
         format!("{scheme}://127.0.0.1:{}/{volume}", self.port)
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use strongroom_block::{AttachId, Buffer, SealRecord, Stamp, Suite};
-use strongroom_ecl::{Config, CongestionAlgorithm, Datagram, EclKeys, Planted, RekeyLimits, Scheme, Transmit};
+use strongroom_ecl::{Config, CongestionAlgorithm, Datagram, EclKeys, Parity, Planted, RekeyLimits, Scheme, Transmit};
 use strongroom_ecl::{initiator, target};
 use strongroom_scsi::transport::initiator::{Command, Event, TaskId, WriteRecords, WriteSource};
 use strongroom_scsi::transport::{Lun, Operation, Parameters, target as scsi_target};
@@ -17,6 +17,9 @@ use crate::network::{Conditions, End, Flying, Micros, Network};
 const SECOND: Micros = 1_000_000;
 /// Once the network is good, everything under way is over within this time, or something hangs.
 const CALM_MAX: Micros = 60 * SECOND;
+
+/// Longer than any run takes that does not hang.
+const RUN_MAX: Micros = 3600 * SECOND;
 
 /// What happens in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,7 @@ pub(crate) struct Seen {
     pub(crate) copied_bytes: u64,
     pub(crate) placed_bytes: u64,
     pub(crate) rekeys: u64,
+    pub(crate) repaired: u64,
 }
 
 impl Seen {
@@ -66,6 +70,7 @@ impl Seen {
         self.copied_bytes += other.copied_bytes;
         self.placed_bytes += other.placed_bytes;
         self.rekeys += other.rekeys;
+        self.repaired += other.repaired;
     }
 }
 
@@ -85,7 +90,8 @@ struct World {
     network: Network,
     initiator: initiator::Session,
     target: target::Session,
-    associations: u32,
+    /// The number of the present one, which says what its login has settled.
+    association: u32,
     quantum_bytes: u32,
     unit: Unit,
     /// Commands that the unit has, by when it executes them.
@@ -105,6 +111,7 @@ pub(crate) fn simulate(seed: u64, profile: Profile, planted: Planted) -> Seen {
         while world.expectation.under_way() < 8 && begun < operations && world.begin() {
             begun += 1;
         }
+        assert!(world.now < RUN_MAX, "hangs: nothing begins any more");
         world.step();
     }
     world.calm();
@@ -137,7 +144,8 @@ impl World {
         let conditions = conditions(profile, &mut random);
         let base = Instant::now();
         let network = Network::new(random.fork(), conditions);
-        let (initiator, target) = pair(base, 1, quantum_bytes, profile, planted);
+        let association = 1 + random.below(12) as u32;
+        let (initiator, target) = pair(base, association, quantum_bytes, profile, planted);
         World {
             random,
             profile,
@@ -147,7 +155,7 @@ impl World {
             network,
             initiator,
             target,
-            associations: 1,
+            association,
             quantum_bytes,
             unit: Unit::default(),
             executing: Vec::new(),
@@ -186,9 +194,9 @@ impl World {
         }
         self.expectation.forget();
         self.names.clear();
-        self.associations += 1;
+        self.association += 1;
         (self.initiator, self.target) =
-            pair(self.instant(), self.associations, self.quantum_bytes, self.profile, self.planted);
+            pair(self.instant(), self.association, self.quantum_bytes, self.profile, self.planted);
     }
 
     fn count_association(&mut self) {
@@ -202,6 +210,7 @@ impl World {
             self.seen.copied_bytes += statistics.copied_bytes;
             self.seen.placed_bytes += statistics.placed_bytes;
             self.seen.rekeys += statistics.rekeys;
+            self.seen.repaired += statistics.quanta_repaired;
         }
         self.seen.damaged = self.network.damaged;
         self.seen.too_long = self.network.too_long;
@@ -376,6 +385,8 @@ fn pair(
         config.rekey = RekeyLimits { packets: 100, ..RekeyLimits::default() };
         let is_cubic = association.is_multiple_of(3);
         config.congestion = if is_cubic { CongestionAlgorithm::Cubic } else { CongestionAlgorithm::Bbr };
+        let parities = [None, Parity::new(2, 1), Parity::new(4, 2), Parity::new(8, 1)];
+        config.parity = parities[association as usize % parities.len()];
         config.planted = planted;
         config
     };

@@ -1,9 +1,9 @@
-//! Attacks on the UDP port of a running target. Each test's name is in the threat model.
+//! Attacks on the ports of a running target, and on what comes from it. Each test's name is in the threat model.
 
 use std::net::{SocketAddr, UdpSocket};
 
 use strongroom_block::{Buffer, Lba};
-use strongroom_initiator::{RemoteDevice, read_blocking, write_blocking};
+use strongroom_initiator::{RemoteDevice, flush_blocking, read_blocking, write_blocking};
 
 use super::path::Path;
 use super::{BLOCK, attach, pattern, start};
@@ -80,5 +80,30 @@ fn attack_ecl_recorded_packets_from_elsewhere() {
     }
     assert!(attackers.iter().all(has_heard_nothing));
     assert_eq!((device.status().connections, host.stats().misbehaved), (1, 0));
+    device.detach().unwrap();
+}
+
+/// One byte of the connection that carries packets is changed, in lengths, headers, records and quanta, in either direction. Nothing wrong is
+/// read or written, and the initiator connects again at once.
+#[test]
+fn attack_ecl_stream_changed_on_the_way() {
+    let host = start(|_| {});
+    let path = Path::before(&host);
+    path.set_udp(|_, _| false);
+    let device = RemoteDevice::attach(host.options(path.tcp_url("vault"))).unwrap();
+    device.format().unwrap();
+    for round in 0..40_u64 {
+        // Packets of 4 KiB blocks follow one another in 4,300 bytes or so: each round meets another part of one.
+        path.damage_after(20_000 + round * 111);
+        let data = pattern(round as u8, 20 * BLOCK);
+        while !path.has_damaged() {
+            write_blocking(&device, Lba(40), Buffer::copy_from(&data), false).unwrap();
+            assert!(read_blocking(&device, Lba(40), 20).unwrap()[..] == data, "round {round}");
+        }
+    }
+    flush_blocking(&device).unwrap();
+    assert!(read_blocking(&device, Lba(40), 20).unwrap()[..] == pattern(39, 20 * BLOCK));
+    assert!(device.status().connections > 1, "{:?}", device.status());
+    assert_eq!(host.stats().misbehaved, 0);
     device.detach().unwrap();
 }

@@ -1,5 +1,6 @@
 //! A network path of which both parts can be disturbed: the connection of the login, and the packets.
 
+use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -21,6 +22,8 @@ struct PathShared {
     /// Packets that were seen on their way to the target.
     to_target: Mutex<Vec<Vec<u8>>>,
     packets: AtomicU64,
+    /// Bytes of connections until one is changed; 0: none is.
+    bytes_to_damage: AtomicU64,
     is_over: AtomicBool,
 }
 
@@ -41,6 +44,7 @@ impl Path {
             open: Mutex::default(),
             to_target: Mutex::default(),
             packets: AtomicU64::new(0),
+            bytes_to_damage: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
         });
         let path = Path { address: listener.local_addr().unwrap(), shared: shared.clone() };
@@ -59,7 +63,8 @@ impl Path {
                 }
                 shared.open.lock().unwrap().extend([initiator.try_clone().unwrap(), target.try_clone().unwrap()]);
                 for (from, to) in [(initiator.try_clone().unwrap(), target.try_clone().unwrap()), (target, initiator)] {
-                    std::thread::spawn(move || pass_stream(from, to));
+                    let shared = shared.clone();
+                    std::thread::spawn(move || pass_stream(from, to, &shared));
                 }
             }
         });
@@ -70,6 +75,21 @@ impl Path {
 
     pub(super) fn url(&self, volume: &str) -> VolumeUrl {
         format!("ecl://{}/{volume}", self.address).parse().unwrap()
+    }
+
+    /// The same without datagrams.
+    pub(super) fn tcp_url(&self, volume: &str) -> VolumeUrl {
+        format!("ecl+tcp://{}/{volume}", self.address).parse().unwrap()
+    }
+
+    /// Changes one byte of a connection, after `bytes` that pass.
+    pub(super) fn damage_after(&self, bytes: u64) {
+        self.shared.bytes_to_damage.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether that has happened.
+    pub(super) fn has_damaged(&self) -> bool {
+        self.shared.bytes_to_damage.load(Ordering::Relaxed) == 0
     }
 
     /// Which packets pass from now on.
@@ -105,8 +125,22 @@ fn connect_from(ip: IpAddr, target: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(TcpStream::from(socket))
 }
 
-fn pass_stream(mut from: TcpStream, mut to: TcpStream) {
-    let _ = std::io::copy(&mut from, &mut to);
+fn pass_stream(mut from: TcpStream, mut to: TcpStream, shared: &PathShared) {
+    let mut buffer = vec![0; 65536];
+    while let Ok(len) = from.read(&mut buffer)
+        && len > 0
+    {
+        let left = shared.bytes_to_damage.load(Ordering::Relaxed);
+        if left > 0 {
+            shared.bytes_to_damage.store(left.saturating_sub(len as u64), Ordering::Relaxed);
+            if left <= len as u64 {
+                buffer[left as usize - 1] ^= 0x20;
+            }
+        }
+        if to.write_all(&buffer[..len]).is_err() {
+            break;
+        }
+    }
     let _ = to.shutdown(Shutdown::Write);
 }
 

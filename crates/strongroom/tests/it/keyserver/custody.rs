@@ -13,7 +13,7 @@ use super::writer::{Access, BLOCK, Writer, count, eventually_put};
 use super::{KeyProcess, KeySite};
 use crate::search::{CANARY_BYTES, Canaries, Findings};
 use crate::stage::{
-    CommandOutput, Server, Transport, World, eventually, has, noise, on_a_terminal, over_both, strongroom,
+    CommandOutput, Server, Transport, World, eventually, has, noise, on_a_terminal, over_both, over_tcp_too, strongroom,
 };
 
 /// What the target's configuration lets everybody use.
@@ -403,6 +403,10 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
 }
 
 over_both!(keys_and_plaintext_are_nowhere_but_in_the_initiator);
+over_tcp_too!(
+    keys_and_plaintext_are_nowhere_but_in_the_initiator
+        as keys_and_plaintext_are_nowhere_but_in_the_initiator_over_ecl_tcp
+);
 
 /// Plaintext and keys are in who reads and writes, where the very same search finds them; not in the target, nor in what it stores.
 fn keys_and_plaintext_are_nowhere_but_in_the_initiator(transport: Transport) {
@@ -427,6 +431,7 @@ fn keys_and_plaintext_are_nowhere_but_in_the_initiator(transport: Transport) {
     let test = match transport {
         Transport::Iscsi => "keyserver::custody::keys_and_plaintext_are_nowhere_but_in_the_initiator::over_iscsi",
         Transport::Ecl => "keyserver::custody::keys_and_plaintext_are_nowhere_but_in_the_initiator::over_ecl",
+        Transport::EclTcp => "keyserver::custody::keys_and_plaintext_are_nowhere_but_in_the_initiator_over_ecl_tcp",
     };
     site.grant("bob", "vault", "open,seal");
     let mut writer = Writer::start(test, site.access("bob", "vault"), 600, site.world.path("writer.log"));

@@ -1,7 +1,7 @@
 //! An initiator's login of ECL, up to its association.
 
 use strongroom_channel::{ChannelKeys, Role};
-use strongroom_ecl::login::{LoginAnswer, LoginRequest};
+use strongroom_ecl::login::{Carrier, LoginAnswer, LoginRequest};
 
 use super::Client;
 use crate::system::association::{LoginChannel, exporter};
@@ -53,7 +53,9 @@ impl Client {
         if login.stage == Stage::Opening && login.channel.is_confirmed() {
             let target_name = target_name(VIEWS[self.view]);
             let (isid, initiator_name) = (isid_of(self.number), initiator_name(self.number));
-            login.channel.send(&LoginRequest { isid, initiator_name, target_name }.encode());
+            login.channel.send(
+                &LoginRequest { carrier: Carrier::Udp, parity: None, isid, initiator_name, target_name }.encode(),
+            );
             login.stage = Stage::Asked;
         }
         for message in messages {

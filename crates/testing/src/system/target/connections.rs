@@ -377,7 +377,7 @@ fn on_link(now: Instant, connection: &mut Connection, event: LinkEvent, workers:
             session.handle_closed(now, id, CloseReason::ConnectionLost(end.to_string()));
         }
         (LinkEvent::Ended(_), None, None) => connection.is_over = true,
-        (LinkEvent::Pdu(_) | LinkEvent::Corrupt(_) | LinkEvent::Message(_), ..) => {}
+        (LinkEvent::Pdu(_) | LinkEvent::Corrupt(_) | LinkEvent::Message(_) | LinkEvent::Packet(_), ..) => {}
     }
 }
 
