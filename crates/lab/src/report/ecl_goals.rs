@@ -170,7 +170,12 @@ fn answer(number: Number, summary: &Summary, row: &Row) -> Option<(f64, String)>
             (ratios, format!(" ({})", with_spread(ratios)))
         }
     };
-    Some((spread.median, words + &caveats(number, row)))
+    let compared = match number {
+        Number::Over(_, name) | Number::Under(_, name) => other(name),
+        _ => None,
+    };
+    let spoilt: String = [Some(row), compared].into_iter().flatten().map(|row| caveat(number, row)).collect();
+    Some((spread.median, words + &spoilt))
 }
 
 /// One row over another, and both numbers of `shown`.
@@ -194,7 +199,9 @@ fn with_spread(spread: Spread) -> String {
     format!("{}–{}", number(spread.low), number(spread.high))
 }
 
-fn caveats(number: Number, row: &Row) -> String {
+/// What spoils a number of a contender: its target was not the bottleneck where CPU time is asked for, or it did not sustain the rate.
+fn caveat(number: Number, row: &Row) -> String {
+    let name = &row.contender;
     let is_cpu = matches!(
         number,
         Number::Own(Measure::TargetPerKio)
@@ -202,12 +209,12 @@ fn caveats(number: Number, row: &Row) -> String {
             | Number::Under(Measure::TargetPerKio, _)
     );
     if is_cpu && let Some(busy) = row.spread(Measure::TargetBusy).filter(|busy| busy.median < SATURATED) {
-        return format!("; the target was {:.0} % busy", busy.median * 100.0);
+        return format!("; {name}'s target was {:.0} % busy", busy.median * 100.0);
     }
     if matches!(number, Number::Over(Measure::P99, _)) {
         let asked = f64::from(LOSSY_RATE);
-        if let Some(iops) = row.spread(Measure::Kiops).filter(|kiops| kiops.median * 1000.0 < SUSTAINED * asked) {
-            return format!("; ECL did {:.0} of the {asked} reads a second that were asked", iops.median * 1000.0);
+        if let Some(kiops) = row.spread(Measure::Kiops).filter(|kiops| kiops.median * 1000.0 < SUSTAINED * asked) {
+            return format!("; {name} did {:.0} of the {asked} reads a second that were asked", kiops.median * 1000.0);
         }
     }
     String::new()
@@ -255,7 +262,7 @@ mod tests {
             |part: &str| text.lines().find(|line| line.contains(part)).unwrap_or_else(|| panic!("{part}: {text}"));
         assert!(
             line("over S2-5 by TCP | ecl-64k")
-                .contains("| 1.50 (1.50–1.50; 1.50 and 1.00); the target was 50 % busy | **not met** |"),
+                .contains("| 1.50 (1.50–1.50; 1.50 and 1.00); ECL-S2-5's target was 50 % busy; S2-5's target was 50 % busy | **not met** |"),
             "{text}"
         );
         assert!(line("over S2-1 | ecl-64k").contains("| 0.75 "), "{text}");

@@ -261,8 +261,8 @@ const KNOWN: &[Description] = &[
         bench: "ecl-files",
         title: "bonnie++ on the local disk and on file systems on volumes (the quanta paper's Figure 5)",
         question: "",
-        method: "Volumes with ext4, attached by `strongroom attach --mount` over loopback; their stores are on the local disk. A file of 512 MiB, direct I/O, one \
-                 request at a time.",
+        method: "Volumes with ext4, attached by `strongroom attach --mount` over loopback; their stores are on the local disk. A file of 256 MiB, direct I/O, one \
+                 request at a time. Of a phase that takes less than half a second bonnie++ says no number.",
         main: Measure::Throughput,
     },
     Description {

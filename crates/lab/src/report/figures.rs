@@ -17,6 +17,11 @@ pub(crate) fn figures(summary: &Summary) -> Vec<Figure> {
     if ecl_figures::has_groups(summary) {
         return ecl_figures::grouped_figures(summary);
     }
+    if ecl_figures::is_ecl(&summary.experiment.bench) {
+        let mut figures = vec![figure(summary, main, Look::Bars, "what came out")];
+        figures.retain(|figure| figure.charts.iter().any(Chart::has_values));
+        return figures;
+    }
     let mut figures = vec![figure(summary, main, Look::Bars, "what it moved")];
     if main == Measure::Seconds {
         figures[0] = figure(summary, main, Look::Bars, "how long it took");
