@@ -13,7 +13,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build lab package-files install deb demo test test-product test-conformance test-kernel test-ipsec test-package check fmt bench bench-quick bench-full bench-schemes bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-pairs bench-wan wan-lab fuzz soak clean
+.PHONY: help deps build lab package-files install deb demo test test-product test-conformance test-kernel test-ipsec test-package check fmt bench bench-quick bench-full bench-schemes bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-pairs bench-wan bench-ecl wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -118,6 +118,11 @@ bench-keys: lab ## Keys a second, and time to a first read with and without a ke
 
 bench-wan: lab ## The WAN paper's experiment over an emulated link (as root, about 26 minutes; WAN="--rate 1Gbit" for another): docs/bench/wan.md
 	@scripts/bench-wan.sh $(WAN)
+
+bench-ecl: lab ## ECL beside iSCSI over TCP: costs, the quanta paper's figures, losses, shared links (as root, about 25 minutes; ECL=goals for a part): docs/bench/ecl.md
+	@scripts/deps.sh --bench
+	target/release/strongroom-lab ecl $(ECL) --json docs/bench/ecl.jsonl --quiet; status=$$?; \
+	target/release/strongroom-lab report docs/bench/ecl.jsonl --plots docs/bench --ecl docs/bench/ecl.md && exit $$status
 
 bench-store: deps ## The store alone against fio on a raw file docs/bench/store.md; DIR=... says on which file system
 	@command -v fio >/dev/null || { echo "fio is missing: apt-get install fio"; exit 1; }

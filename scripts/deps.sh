@@ -7,7 +7,7 @@
 #   scripts/deps.sh --kernel   also what the virtual machine of `make test-kernel` needs
 #   scripts/deps.sh --package  also cargo-deb and lintian, which `make deb` uses
 #   scripts/deps.sh --vm       also what the virtual machine of `make test-package` needs
-#   scripts/deps.sh --bench    also the programs in front of tgt and istgt that `strongroom-lab peers` compares us with, and perf
+#   scripts/deps.sh --bench    also the programs in front of tgt and istgt that `strongroom-lab peers` compares us with, perf, ethtool and bonnie++
 #
 # With root it installs directly, otherwise through sudo. Nothing outside the system's packages, ~/.rustup and ~/.cargo
 # is touched.
@@ -39,13 +39,15 @@ iproute2          ip
 tshark            tshark
 "
 
-# Who takes part in `strongroom-lab peers` and `strongroom-lab dbench`, each left out with a word where it is missing; and what `profile` needs.
+# Who takes part in `strongroom-lab peers` and `strongroom-lab dbench`, each left out with a word where it is missing; and what `profile` and `ecl` need.
 readonly BENCH_PACKAGES="
 linux-perf        perf
 stunnel4          stunnel
 openssl           openssl
 wireguard-go      wireguard-go
 wireguard-tools   wg
+ethtool           ethtool
+bonnie++          bonnie++
 "
 
 # A virtual machine without KVM, and what its root file system is made with.

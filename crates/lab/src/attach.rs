@@ -231,6 +231,7 @@ fn client_plan(plan: &AttachPlan, point: Point) -> RawioPlan {
         verify: false,
         parts: false,
         sealed_beforehand_bytes: None,
+        rate: 0,
         is_prorated: false,
         placement: Some(plan.placement.clone()),
     }

@@ -93,7 +93,7 @@ pub struct CellKey {
     pub medium: String,
 }
 
-/// The emulated link of the `wan` experiment.
+/// The path between both ends: the emulated link of `wan`, a cable or a link of `ecl`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LinkConditions {
@@ -106,6 +106,18 @@ pub struct LinkConditions {
     /// Targets at once; initiators take turns among them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub targets: Option<u32>,
+    /// The longest packet, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// Whether trains of packets cross a cable as one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offloads: Option<bool>,
+    /// Packets that the link loses, in percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_percent: Option<f64>,
+    /// What a TCP connection carried meanwhile over the same link, in MiB/s of payload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tcp_beside_mib_s: Option<f64>,
 }
 
 /// How a program reached the volume in the `attach` experiment.

@@ -6,6 +6,8 @@ mod attach;
 mod btio;
 mod ciphers;
 mod dbench;
+mod ecl;
+mod flood;
 mod initiator;
 mod keys;
 mod link;
@@ -41,11 +43,14 @@ pub(crate) enum LabCommand {
     Report(report::ReportArgs),
     Btio(btio::BtioArgs),
     Dbench(dbench::DbenchArgs),
+    Ecl(ecl::EclArgs),
     Peers(peers::PeersArgs),
     Wan(Box<wan::WanArgs>),
     Keys(keys::KeysArgs),
     Link(Box<link::LinkCommandArgs>),
     Initiator(initiator::InitiatorArgs),
+    Flood(flood::FloodArgs),
+    Discard(flood::DiscardArgs),
     Receiver(stream::ReceiverArgs),
     SealRate(ciphers::SealRateArgs),
 }
@@ -60,11 +65,14 @@ pub(crate) fn run(command: LabCommand) -> Result<()> {
         LabCommand::Report(args) => report::run(&args),
         LabCommand::Btio(args) => btio::run(&args),
         LabCommand::Dbench(args) => dbench::run(&args),
+        LabCommand::Ecl(args) => ecl::run(&args),
         LabCommand::Peers(args) => peers::run(&args),
         LabCommand::Wan(args) => wan::run(&args),
         LabCommand::Keys(args) => keys::run(&args),
         LabCommand::Link(args) => link::run(&args),
         LabCommand::Initiator(_) => initiator::run(),
+        LabCommand::Flood(args) => flood::flood(&args),
+        LabCommand::Discard(args) => flood::discard(&args),
         LabCommand::Receiver(args) => stream::receive(&args),
         LabCommand::SealRate(_) => ciphers::seal_rate(),
     }

@@ -1,5 +1,7 @@
 //! Whom to measure: the seam between the runner and everything that can serve a volume.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{BenchError, InitiatorProcess};
@@ -52,6 +54,14 @@ pub trait Contender {
     /// # Errors
     /// If one cannot be started or attached; the message says why.
     fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError>;
+
+    /// The initiators of the next call attach again, by new connections: the path to the target is another one.
+    fn reconnect(&mut self) {}
+
+    /// Where the target listens; `None` if that is not known.
+    fn address(&self) -> Option<SocketAddr> {
+        None
+    }
 
     /// What the target says that it has done so far; `None` if it says nothing.
     fn target_work(&mut self) -> Option<TargetWork> {

@@ -7,6 +7,7 @@ mod addresses;
 mod beforehand;
 mod contents;
 mod load;
+mod pace;
 mod tally;
 
 use std::fs;

@@ -12,7 +12,6 @@ use strongroom_initiator::{DEFAULT_BASE_IQN, VolumeUrl};
 use crate::cpu::Placement;
 use crate::engine::{AttachSettings, ChannelSettings, Engine, SealingSettings};
 use crate::process::{Product, command_in};
-use crate::schemes::SchemeChoice;
 use crate::{Background, BenchError, Contender, CpuQuota, Identity, InitiatorProcess, ProcessKind, Setup, TargetWork};
 
 /// How long a target may take to start.
@@ -210,15 +209,16 @@ impl Ours {
     /// The same of the volume with this name.
     pub fn attach_settings_of(&self, volume: &str) -> AttachSettings {
         let file = |name: &str| Some(self.options.directory.join(name));
-        let SchemeChoice::Channel(scheme) = self.options.setup.scheme else {
+        let Some(scheme) = self.options.setup.scheme.channel() else {
             let url = format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address);
             let (connections, busy_poll) = (self.connections, self.busy_poll.clone());
             return AttachSettings { url, connections, busy_poll, ..AttachSettings::default() };
         };
         let setup = self.options.setup;
         let sealing = setup.scheme.sealing();
+        let protocol = if setup.scheme.is_ecl() { "ecl" } else { "strongroom" };
         AttachSettings {
-            url: format!("strongroom://{}/{volume}", self.address),
+            url: format!("{protocol}://{}/{volume}", self.address),
             channel: ChannelSettings {
                 identity: file("initiator.identity"),
                 target_keys: vec![self.target_key.clone()],
@@ -270,6 +270,14 @@ impl Contender for Ours {
 
     fn target_work(&mut self) -> Option<TargetWork> {
         self.work()
+    }
+
+    fn reconnect(&mut self) {
+        self.initiators.reconnect();
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.address.parse().ok()
     }
 }
 

@@ -11,7 +11,6 @@
 
 mod custom;
 mod istgt;
-mod namespaces;
 mod options;
 mod qemu;
 mod serve;

@@ -55,6 +55,10 @@ pub struct IoJob {
     /// before. 0: everything is sealed and opened as it comes.
     #[serde(default)]
     pub sealed_beforehand_bytes: u64,
+    /// I/Os that begin in a second, evenly spaced, as long as no more than `depth` are in flight; how long one took counts from when it was
+    /// due. 0: each begins when another one has completed.
+    #[serde(default)]
+    pub rate: u32,
     /// For random addresses.
     pub seed: u64,
 }

@@ -41,6 +41,8 @@ pub struct RawioPlan {
     /// Initiators together seal this many bytes of writes before each measurement, and open nothing in it; a measurement ends early when
     /// these are used up. `None`: they seal and open as they go.
     pub sealed_beforehand_bytes: Option<u64>,
+    /// I/Os that each initiator begins in a second; 0: as many as complete.
+    pub rate: u32,
     /// I/Os count with the share of their time that lies in the measurement ([`ProratedCounts`]), not when they complete.
     pub is_prorated: bool,
     /// Who runs where; `None`: not ours to say.
@@ -331,6 +333,7 @@ pub(crate) fn jobs(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32) 
         sealed_beforehand_bytes: plan
             .sealed_beforehand_bytes
             .map_or(0, |bytes| bytes.div_ceil(point.initiators.into())),
+        rate: plan.rate,
         seed: (u64::from(run) << 16) | (u64::from(index) + 1),
     };
     (0..point.initiators).map(job).collect()
@@ -354,6 +357,7 @@ mod tests {
             verify: false,
             parts: false,
             sealed_beforehand_bytes: None,
+            rate: 0,
             is_prorated: false,
             placement: None,
         };

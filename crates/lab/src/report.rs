@@ -3,6 +3,9 @@
 
 mod attach;
 mod client;
+mod ecl;
+mod ecl_figures;
+mod ecl_goals;
 mod experiment;
 mod figures;
 mod goal;
@@ -41,6 +44,8 @@ pub struct Outputs {
     pub profile: Option<PathBuf>,
     /// What a program feels on an attached volume, likewise, between its two `attach` marks.
     pub attach: Option<PathBuf>,
+    /// The transport ECL beside iSCSI, likewise, between its two `ecl` marks.
+    pub ecl: Option<PathBuf>,
     /// One page with everything in it.
     pub html: Option<PathBuf>,
     /// A directory for plots, as SVG and (if it is built in) PNG.
@@ -63,6 +68,9 @@ const PROFILE_MARKS: [&str; 2] =
 /// The same of attached volumes.
 const ATTACH_MARKS: [&str; 2] =
     ["<!-- attach: begin (made by `make bench-attach`; do not edit) -->", "<!-- attach: end -->"];
+
+/// The same of ECL.
+const ECL_MARKS: [&str; 2] = ["<!-- ecl: begin (made by `make bench-ecl`; do not edit) -->", "<!-- ecl: end -->"];
 
 /// Makes them; which files were written.
 ///
@@ -118,6 +126,12 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
         let before = fs::read_to_string(path).unwrap_or_default();
         let section = attach::section(results, &summaries);
         put(path, replace_section(&before, &section, ATTACH_MARKS).as_bytes(), &mut written)?;
+    }
+    if let Some(path) = &outputs.ecl {
+        let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
+        let section = ecl::section(results, &summaries, plots.as_deref());
+        let before = fs::read_to_string(path).unwrap_or_default();
+        put(path, replace_section(&before, &section, ECL_MARKS).as_bytes(), &mut written)?;
     }
     Ok(written)
 }

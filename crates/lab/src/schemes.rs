@@ -1,4 +1,4 @@
-//! Which schemes there are: plain iSCSI, and every scheme of the channel. A scheme that is added there is measured here.
+//! Which schemes there are: plain iSCSI, every scheme of the channel, and those that ECL carries. A scheme that is added there is measured here.
 
 use strongroom_block::Mode;
 use strongroom_channel::Scheme;
@@ -12,22 +12,47 @@ pub enum SchemeChoice {
     Plain,
     /// A channel, and the volume that the paper's row has behind it.
     Channel(Scheme),
+    /// The same volume over the transport ECL (`docs/ecl.md`).
+    Ecl(Scheme),
 }
 
+/// What begins the names of schemes over ECL.
+const ECL: &str = "ECL-";
+
 impl SchemeChoice {
-    /// All there are, in the paper's order.
+    /// All there are over iSCSI, in the paper's order.
     pub fn all() -> Vec<SchemeChoice> {
         let mut all = vec![SchemeChoice::Plain];
         all.extend(Scheme::ALL.iter().copied().map(SchemeChoice::Channel));
         all
     }
 
-    /// As in the paper: `S0`, `S2-5`.
+    /// All that ECL carries.
+    pub fn all_over_ecl() -> Vec<SchemeChoice> {
+        [Scheme::LazyAuth, Scheme::Lazy].map(SchemeChoice::Ecl).to_vec()
+    }
+
+    /// As in the paper: `S0`, `S2-5`; over ECL `ECL-S2-5`.
     pub fn name(self) -> &'static str {
         match self {
             SchemeChoice::Plain => "S0",
             SchemeChoice::Channel(scheme) => scheme.name(),
+            SchemeChoice::Ecl(Scheme::LazyAuth) => "ECL-S1-2",
+            SchemeChoice::Ecl(_) => "ECL-S2-5",
         }
+    }
+
+    /// What the handshake is asked for; `None` where there is none.
+    pub fn channel(self) -> Option<Scheme> {
+        match self {
+            SchemeChoice::Plain => None,
+            SchemeChoice::Channel(scheme) | SchemeChoice::Ecl(scheme) => Some(scheme),
+        }
+    }
+
+    /// Whether commands and blocks travel over ECL.
+    pub fn is_ecl(self) -> bool {
+        matches!(self, SchemeChoice::Ecl(_))
     }
 
     /// Whether there is a channel.
@@ -38,14 +63,20 @@ impl SchemeChoice {
     /// How the paper's row has blocks sealed by initiators; `None` where the channel alone protects them, on a plain
     /// volume, as IPsec does.
     pub fn sealing(self) -> Option<Mode> {
-        match self {
-            SchemeChoice::Channel(Scheme::LazyAuth) => Some(Mode::AuthenticateOnly),
-            SchemeChoice::Channel(Scheme::LazyDecrypt | Scheme::Lazy) => Some(Mode::Encrypt),
-            SchemeChoice::Plain | SchemeChoice::Channel(Scheme::MacAll | Scheme::EncryptAll) => None,
+        match self.channel()? {
+            Scheme::LazyAuth => Some(Mode::AuthenticateOnly),
+            Scheme::LazyDecrypt | Scheme::Lazy => Some(Mode::Encrypt),
+            Scheme::MacAll | Scheme::EncryptAll => None,
         }
     }
 
     fn from_name(name: &str) -> Option<SchemeChoice> {
+        if let Some((ecl, rest)) = name.split_at_checked(ECL.len())
+            && ecl.eq_ignore_ascii_case(ECL)
+        {
+            let scheme = SchemeChoice::Ecl(rest.parse::<Scheme>().ok()?);
+            return SchemeChoice::all_over_ecl().into_iter().find(|carried| *carried == scheme);
+        }
         match name.parse::<Scheme>() {
             Ok(scheme) => Some(SchemeChoice::Channel(scheme)),
             Err(_) if ["S0", "PLAIN"].contains(&name.to_ascii_uppercase().as_str()) => Some(SchemeChoice::Plain),
@@ -53,8 +84,8 @@ impl SchemeChoice {
         }
     }
 
-    /// Reads a list as on the command line, `S0,S2-5` or `plain,lazy`; `all` for all. The paper's hardware rows are the software rows
-    /// before them.
+    /// Reads a list as on the command line, `S0,S2-5` or `plain,lazy,ECL-S2-5`; `all` for all over iSCSI. The paper's hardware rows are the
+    /// software rows before them.
     ///
     /// # Errors
     /// [`BenchError::Asked`] for a name that is none, or is not there yet.
@@ -66,8 +97,11 @@ impl SchemeChoice {
         let mut chosen = Vec::new();
         for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
             let Some(found) = SchemeChoice::from_name(name) else {
-                let names = all.iter().map(|scheme| scheme.name()).collect::<Vec<_>>().join(", ");
-                let problem = format!("this build cannot speak scheme '{name}'; it can speak {names} (or write all)");
+                let names = all.iter().copied().chain(SchemeChoice::all_over_ecl());
+                let names = names.map(SchemeChoice::name).collect::<Vec<_>>().join(", ");
+                let problem = format!(
+                    "this build cannot speak scheme '{name}'; it can speak {names} (or write all, for all over iSCSI)"
+                );
                 return Err(BenchError::Asked(problem));
             };
             if !chosen.contains(&found) {
@@ -92,6 +126,12 @@ mod tests {
         for scheme in &all {
             assert_eq!(SchemeChoice::list(&scheme.name().to_lowercase()).unwrap(), [*scheme]);
         }
+        for scheme in SchemeChoice::all_over_ecl() {
+            assert_eq!(SchemeChoice::list(&scheme.name().to_lowercase()).unwrap(), [scheme]);
+            assert!(scheme.is_ecl() && scheme.is_channel() && scheme.sealing().is_some() && !all.contains(&scheme));
+        }
+        assert_eq!(SchemeChoice::list("ecl-lazy").unwrap(), SchemeChoice::list("ECL-S2-6").unwrap());
+        assert!(SchemeChoice::list("ECL-S2-1").unwrap_err().to_string().contains("ECL-S1-2, ECL-S2-5"));
         assert_eq!(SchemeChoice::list("S0, S0").unwrap().len(), 1);
         assert_eq!(SchemeChoice::list("plain,lazy,S2-6").unwrap(), SchemeChoice::list("S0,S2-5").unwrap());
         let error = SchemeChoice::list("S0,S9-9").unwrap_err().to_string();

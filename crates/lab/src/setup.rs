@@ -135,9 +135,9 @@ impl Setup {
         label
     }
 
-    /// The paper's row: S2-1 done by hardware is S2-2. It has none where the two ends differ.
+    /// The paper's row: S2-1 done by hardware is S2-2. It has none where the two ends differ, and none over ECL.
     pub fn row(&self) -> &'static str {
-        if self.target.process.is_some() {
+        if self.target.process.is_some() || self.scheme.is_ecl() {
             return "";
         }
         match (self.scheme.name(), self.process) {
@@ -192,6 +192,7 @@ mod tests {
         let labels: Vec<String> = setups.iter().map(Setup::label).collect();
         assert_eq!(labels, ["S0 target at 40%", "S2-5 target software target at 40%"]);
         assert_eq!((setups[1].target_process(), setups[1].process), (ProcessKind::Software, ProcessKind::Hardware));
+        assert_eq!(Setup::new(SchemeChoice::list("ECL-S2-5").unwrap()[0]).row(), "");
         assert_eq!((setups[0].row(), setups[1].row()), ("S0", ""), "the paper has no row with ends that differ");
         let same = TargetTerms { process: Some(ProcessKind::Hardware), ..TargetTerms::default() };
         assert_eq!(Setup::new(setups[1].scheme).with_target(same).label(), "S2-5");

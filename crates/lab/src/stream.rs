@@ -76,6 +76,7 @@ pub fn run(plan: &StreamPlan, watch: &mut dyn Watch) -> Result<(), BenchError> {
         verify: false,
         parts: false,
         sealed_beforehand_bytes: None,
+        rate: 0,
         is_prorated: false,
         placement: Some(plan.placement.clone()),
     };

@@ -123,6 +123,7 @@ impl WanPlan {
             verify: false,
             parts: false,
             sealed_beforehand_bytes: None,
+            rate: 0,
             is_prorated: true,
             placement: Some(self.placement.clone()),
         }
@@ -376,6 +377,7 @@ impl CellMeasurement<'_> {
             delay_ms: Some(self.delay.as_secs_f64() * 1e3),
             description: self.plan.link_in_words.clone(),
             targets: Some(contender.targets.len() as u32),
+            ..LinkConditions::default()
         };
         cell
     }

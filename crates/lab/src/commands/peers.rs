@@ -141,6 +141,7 @@ impl PeersArgs {
             warm_up: seconds(self.warm_up, "a warm-up")?,
             parts: false,
             sealed_beforehand_bytes: None,
+            rate: 0,
             is_prorated: false,
             verify: self.verify,
             placement: Some(placement.clone()),

@@ -61,6 +61,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<()> {
         verify: false,
         parts: false,
         sealed_beforehand_bytes: None,
+        rate: 0,
         is_prorated: false,
         placement: Some(args.placement.placement()?),
     };

@@ -17,15 +17,19 @@ use super::{PlacementArgs, RunArgs, parse_io_size};
 use strongroom::AccessArgs;
 use strongroom::units::parse_size;
 
+/// Longest block that ECL carries.
+const QUANTUM_BYTES_MAX: u64 = 4096;
+
 /// Sequential and random reads and writes (the lazy-crypto paper's Figure 6).
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     strongroom-lab rawio --schemes S0,S2-5 --patterns randread --sizes 4k --depths 16 --seconds 2 --runs 3\n  \
+    strongroom-lab rawio --schemes S2-5,ECL-S2-5 --sizes 4k --depths 1,16,64 --seconds 2 --runs 5\n  \
     strongroom-lab rawio --schemes all --sizes 512,4k,8k,64k,1m --depths 1,16,128 --initiators 1,2,4,8 --json grid.jsonl\n  \
     strongroom-lab rawio --url strongroom://storage/vault --key-file ~/vault.key --patterns randread\n\n\
     Starts its own target in a process of its own, kept on a processor of its own, unless a --url is given.")]
 pub(crate) struct RawioArgs {
-    /// The schemes to compare, by the paper's names or by what they do, or 'all'.
+    /// The schemes to compare, by the paper's names or by what they do, or 'all'; ECL-S1-2 and ECL-S2-5 are over ECL instead of iSCSI.
     #[arg(long, value_name = "LIST", default_value = "all", conflicts_with = "url")]
     schemes: String,
     #[command(flatten)]
@@ -42,6 +46,10 @@ pub(crate) struct RawioArgs {
     /// target see what they see otherwise. A measurement is shorter if all is sent before its time is over.
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "1GiB", value_parser = parse_size, conflicts_with = "seal_bytes")]
     sealed_beforehand: Option<u64>,
+    /// I/Os that each initiator begins in a second, as long as no more than --depths are in flight; how long one took counts from when it was
+    /// due. 0: each begins when another one has completed.
+    #[arg(long, value_name = "COUNT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    rate: u32,
     /// Measure this volume, wherever it is, instead of a target of our own.
     #[arg(long)]
     url: Option<VolumeUrl>,
@@ -128,6 +136,7 @@ impl RawioArgs {
             verify: self.verify,
             parts: !self.keys.seal_bytes.is_empty(),
             sealed_beforehand_bytes: self.sealed_beforehand,
+            rate: self.rate,
             is_prorated: false,
             placement: if self.url.is_some() { None } else { Some(self.placement.placement()?) },
         })
@@ -141,6 +150,9 @@ impl RawioArgs {
         for bytes in seal_bytes.iter().flatten() {
             if !bytes.is_power_of_two() || !(512..=65536).contains(bytes) {
                 bail!("blocks of {bytes} bytes cannot be sealed; give powers of two from 512 to 64k");
+            }
+            if *bytes > QUANTUM_BYTES_MAX && schemes.iter().any(|scheme| scheme.is_ecl()) {
+                bail!("ECL carries no blocks of {bytes} bytes; with ECL give --seal-bytes from 512 to 4k");
             }
         }
         let blocks_per_key: Vec<_> = self.keys.blocks_per_key.iter().copied().map(Some).collect();

@@ -8,6 +8,7 @@ use strongroom_block::{BlockDevice, BufferMut, Completion, CryptoCounters, Lba, 
 use super::addresses::Addresses;
 use super::beforehand::Beforehand;
 use super::contents::Contents;
+use super::pace::Pace;
 use super::refuse_impossible;
 use super::tally::Tally;
 use crate::pattern;
@@ -26,6 +27,8 @@ pub(crate) struct Load<'a> {
     pub(super) job: IoJob,
     pub(super) block_bytes: u64,
     pub(super) addresses: Addresses,
+    /// `None`: I/Os begin when others have completed.
+    pace: Option<Pace>,
     pub(super) contents: Contents,
     /// What is in flight under each token.
     flights: Vec<Flight>,
@@ -68,6 +71,7 @@ impl<'a> Load<'a> {
             job,
             block_bytes: device.geometry().block_size.len() as u64,
             addresses: Addresses::new(&job),
+            pace: Pace::new(job.rate, Instant::now()),
             contents: Contents::new(job),
             flights: vec![Flight { begun: Instant::now(), slot: 0, write: 0 }; depth],
             idle: (0..depth).collect(),
@@ -89,7 +93,8 @@ impl<'a> Load<'a> {
                 }
             }
         }
-        self.device.wait(Some(WAIT));
+        let until_due = self.pace.as_ref().filter(|_| !self.idle.is_empty()).map(|pace| pace.until_due(Instant::now()));
+        self.device.wait(Some(until_due.map_or(WAIT, |time| time.min(WAIT))));
         self.take_in();
     }
 
@@ -131,7 +136,8 @@ impl<'a> Load<'a> {
 
     /// False: there is nothing to submit.
     fn submit(&mut self, index: usize) -> bool {
-        let (begun, token) = (Instant::now(), Token(index as u64));
+        let (now, token) = (Instant::now(), Token(index as u64));
+        let Some(begun) = self.pace.as_mut().map_or(Some(now), |pace| pace.take_due(now)) else { return false };
         if let Some(beforehand) = self.beforehand.as_mut().filter(|_| self.job.pattern.is_write()) {
             let Some((slot, write)) = beforehand.write(token) else { return false };
             self.flights[index] = Flight { begun, slot, write };
@@ -241,6 +247,7 @@ mod tests {
             verify,
             parts: false,
             sealed_beforehand_bytes: 0,
+            rate: 0,
             seed: 3,
         }
     }

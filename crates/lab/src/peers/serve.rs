@@ -5,9 +5,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::namespaces::Namespaces;
 use crate::cpu::Placement;
 use crate::engine::Engine;
+use crate::namespaces::Namespaces;
 use crate::{Background, BenchError};
 
 /// How long a daemon may take to be ready.

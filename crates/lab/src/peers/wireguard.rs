@@ -8,15 +8,17 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::namespaces::{self, Namespaces, inside, ip};
 use super::serve::{READY_TIMEOUT, Request, Served};
 use super::tgt;
+use crate::namespaces::{self, Namespaces, inside, ip};
 use crate::programs::{program, run};
 use crate::{Background, BenchError};
 
 /// Addresses inside the tunnel.
 const INITIATOR: Ipv4Addr = Ipv4Addr::new(10, 214, 0, 1);
 const TARGET: Ipv4Addr = Ipv4Addr::new(10, 214, 0, 2);
+/// Jumbo frames, so that the tunnel's packets can be large.
+const CABLE_MTU: u32 = 9000;
 /// The cable's 9000 less WireGuard's 80.
 const TUNNEL_MTU: &str = "8920";
 const PORT: u16 = 51820;
@@ -50,7 +52,7 @@ struct Side {
 
 /// Starts a tunnel, and a tuned tgt at its end.
 pub(super) fn start(request: &Request<'_>) -> Result<Served, BenchError> {
-    let namespaces = Namespaces::new()?;
+    let namespaces = Namespaces::new(CABLE_MTU)?;
     let target = side(request, namespaces.target(), TARGET, namespaces::TARGET)?;
     let initiator = side(request, namespaces.initiator(), INITIATOR, namespaces::INITIATOR)?;
     let at_target = tunnel(request, &target, &initiator, request.target_cpus())?;

@@ -34,9 +34,11 @@ pub enum Stage {
     Channel,
     /// The session with its tasks and sequence numbers.
     Session,
+    /// What ECL does that TCP does in the kernel: acknowledgements, recovery, congestion control, packet sizes.
+    Recovery,
     /// The event loop and what drives sessions from it.
     Runtime,
-    /// TCP, sockets and io_uring in the kernel.
+    /// TCP, UDP, sockets and io_uring in the kernel.
     Socket,
     /// The logical unit: commands, task set, access control.
     Unit,
@@ -64,7 +66,7 @@ pub enum Stage {
 
 impl Stage {
     /// All of them, in order.
-    pub const ALL: [Stage; 21] = [
+    pub const ALL: [Stage; 22] = [
         Stage::Program,
         Stage::FrontEnd,
         Stage::Pipeline,
@@ -73,6 +75,7 @@ impl Stage {
         Stage::Codec,
         Stage::Channel,
         Stage::Session,
+        Stage::Recovery,
         Stage::Runtime,
         Stage::Socket,
         Stage::Unit,
@@ -99,6 +102,7 @@ impl Stage {
             Stage::Codec => "header and AHS codec",
             Stage::Channel => "channel",
             Stage::Session => "session",
+            Stage::Recovery => "recovery, congestion (ECL)",
             Stage::Runtime => "runtime, driver loop",
             Stage::Socket => "socket (kernel)",
             Stage::Unit => "logical unit",
@@ -185,6 +189,18 @@ const FILES: &[(&str, Option<Stage>)] = &[
     ("handshake/src/", Some(Stage::Channel)),
     // Who calls the cipher is the stage: sealing or the channel.
     ("cipher/src/", None),
+
+    ("ecl/src/", Some(Stage::Session)),
+    ("ecl/src/acknowledgement", Some(Stage::Recovery)),
+    ("ecl/src/body", Some(Stage::Codec)),
+    ("ecl/src/congestion", Some(Stage::Recovery)),
+    ("ecl/src/header", Some(Stage::Codec)),
+    ("ecl/src/keys", Some(Stage::Channel)),
+    ("ecl/src/mtu", Some(Stage::Recovery)),
+    ("ecl/src/quantum", Some(Stage::Record)),
+    ("ecl/src/recovery", Some(Stage::Recovery)),
+    ("ecl/src/replay", Some(Stage::Recovery)),
+    ("ecl/src/target/respond", Some(Stage::Response)),
 
     ("lab/src/", Some(Stage::Program)),
 
@@ -286,6 +302,10 @@ const KERNEL: &[(&str, Stage)] = &[
     ("io_cqring_wait", Stage::Scheduler),
     ("tcp_", Stage::Socket),
     ("__tcp_", Stage::Socket),
+    ("udp_", Stage::Socket),
+    ("__udp_", Stage::Socket),
+    ("udpv6_", Stage::Socket),
+    ("veth_", Stage::Socket),
     ("sock_", Stage::Socket),
     // Wakes who waits for the other end of the connection.
     ("sock_def_readable", Stage::Scheduler),

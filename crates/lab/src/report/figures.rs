@@ -1,5 +1,6 @@
 //! Which numbers of an experiment are drawn against what.
 
+use super::ecl_figures;
 use super::experiment::is_wan;
 use super::measure::Measure;
 use super::summary::{GridPoint, Summary};
@@ -12,6 +13,14 @@ pub(crate) fn figures(summary: &Summary) -> Vec<Figure> {
     let main = summary.experiment.main;
     if is_wan(&summary.experiment.bench) {
         return wan::figures(summary);
+    }
+    if ecl_figures::has_groups(summary) {
+        return ecl_figures::grouped_figures(summary);
+    }
+    if ecl_figures::is_ecl(&summary.experiment.bench) {
+        let mut figures = vec![figure(summary, main, Look::Bars, "what came out")];
+        figures.retain(|figure| figure.charts.iter().any(Chart::has_values));
+        return figures;
     }
     let mut figures = vec![figure(summary, main, Look::Bars, "what it moved")];
     if main == Measure::Seconds {

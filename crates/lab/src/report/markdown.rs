@@ -11,7 +11,7 @@ use crate::Results;
 use strongroom::plot::number;
 
 /// Numbers that are shown if any row has them.
-pub(crate) const COLUMNS: [Measure; 18] = [
+pub(crate) const COLUMNS: [Measure; 19] = [
     Measure::Throughput,
     Measure::Model,
     Measure::OfModel,
@@ -30,6 +30,7 @@ pub(crate) const COLUMNS: [Measure; 18] = [
     Measure::TargetCrypto,
     Measure::InitiatorCrypto,
     Measure::Wire,
+    Measure::TcpBeside,
 ];
 
 /// The section between the marks, under its title; `judged`, if anything, comes before the experiments.

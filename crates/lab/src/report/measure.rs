@@ -45,6 +45,8 @@ pub enum Measure {
     InitiatorCpu,
     /// Bytes of packets for each byte of data.
     Wire,
+    /// What a TCP connection carried meanwhile over the same link, MiB a second.
+    TcpBeside,
 }
 
 impl Measure {
@@ -75,6 +77,7 @@ impl Measure {
             Measure::OfModel => Some(cell.throughput.mib_s? / cell.model.model_mib_s.filter(|rate| *rate > 0.0)?),
             Measure::InitiatorCpu => cell.cpu.initiator_cpu.filter(|_| cell.link.delay_ms.is_some()),
             Measure::Wire => cell.model.wire_per_byte,
+            Measure::TcpBeside => cell.link.tcp_beside_mib_s,
         }
     }
 
@@ -101,6 +104,7 @@ impl Measure {
             Measure::OfModel => "measured / model",
             Measure::InitiatorCpu => "initiator CPU s/s",
             Measure::Wire => "packets B/B",
+            Measure::TcpBeside => "TCP beside it MiB/s",
         }
     }
 

@@ -3,6 +3,7 @@
 //! unless that is asked for. Says nothing about speed.
 
 mod attached;
+mod ecl;
 mod private;
 mod stage;
 
