@@ -281,7 +281,7 @@ impl ServeArgs {
         if self.benchmark_suites && !Suite::ALL.into_iter().any(Suite::is_for_benchmarks_only) {
             bail!("--benchmark-suites: this program has no cipher suites for benchmarks; strongroom-lab has");
         }
-        config.benchmark_suites = self.benchmark_suites;
+        config.suites.benchmarks = self.benchmark_suites;
         Ok(config)
     }
 }
