@@ -17,6 +17,7 @@ mod key_server;
 mod keys;
 mod logging;
 mod memory;
+mod metrics;
 pub mod plot;
 mod process;
 mod root_args;

@@ -8,6 +8,7 @@ mod disks;
 mod foreign_targets;
 mod full;
 mod keyserver;
+mod metrics;
 mod modes;
 mod operating;
 mod package;
