@@ -5,6 +5,7 @@ mod contents;
 mod copying;
 mod detaching;
 mod disks;
+mod doctor;
 mod foreign_targets;
 mod full;
 mod keyserver;
