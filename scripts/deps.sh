@@ -17,6 +17,8 @@ set -euo pipefail
 readonly RUST_MIN="1.89"
 readonly CARGO_DENY_VERSION="0.20.2"
 readonly CARGO_DEB_VERSION="3.6.3"
+# What Debian's packages ask before they start a service (invoke-rc.d(8)).
+readonly POLICY=/usr/sbin/policy-rc.d
 
 # What each is for: "package command-or-file". The second word is only the quick test for "already there".
 readonly PACKAGES="
@@ -37,6 +39,7 @@ istgt             istgt
 dbench            dbench
 iproute2          ip
 tshark            tshark
+prometheus        promtool
 "
 
 # Who takes part in `strongroom-lab peers` and `strongroom-lab dbench`, each left out with a word where it is missing; and what `profile` and `ecl` need.
@@ -105,12 +108,20 @@ if [ "${#missing[@]}" -gt 0 ]; then
   say "installing Debian packages: ${missing[*]}"
   log=$(mktemp)
   trap 'rm -f "$log"' EXIT
+  # Of some packages only the tools are needed: their services are not started meanwhile.
+  if [ ! -e "$POLICY" ] && printf '#!/bin/sh\nexit 101\n' | as_root tee "$POLICY" >/dev/null; then
+    as_root chmod 755 "$POLICY"
+    trap 'rm -f "$log"; as_root rm -f "$POLICY"' EXIT
+  fi
   install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}")
   if ! as_root "${install[@]}" >"$log" 2>&1; then
     # An image that was made long ago has no, or old, package lists.
     as_root apt-get update -qq >>"$log" 2>&1 || { cat "$log" >&2; fail "apt-get update failed; see above"; }
     as_root "${install[@]}" >>"$log" 2>&1 || { cat "$log" >&2; fail "apt-get install failed; see above"; }
   fi
+  case " ${missing[*]} " in
+    *" prometheus "*) ! command -v systemctl >/dev/null 2>&1 || as_root systemctl disable -q prometheus.service || true ;;
+  esac
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

@@ -11,6 +11,7 @@ mod counters;
 mod device;
 mod foreign;
 mod identity;
+mod latency;
 mod opener;
 mod record;
 mod suite;
@@ -23,6 +24,7 @@ pub use counters::{CryptoBytes, CryptoCounters};
 pub use device::{BlockDevice, Completion, CompletionSink, DeviceError, DeviceErrorKind, Request, Token};
 pub use foreign::{FOREIGN_CHARS_MAX, Foreign, foreign, with_foreign_parts};
 pub use identity::{AttachId, ParseIdError, SealingDomain, Stamp, StoreSequence, VolumeId};
+pub use latency::{IoKind, Latencies, LatencyCounters, LatencyHistogram};
 pub use opener::{BlockKeyWrap, OpenError, Opener, Resealer, WrapError};
 pub use record::{
     BLOCK_KEY_BYTES, Custody, HoleRecord, Mode, RECORD_BYTES_MAX, RECORD_VERSION, RecordError, RecordFlags, SealRecord,

@@ -53,7 +53,10 @@ use crate::pipeline::sealing::Sealing;
 use crate::session::ecl::EclTransport;
 use crate::session::iscsi::IscsiTransport;
 use crate::session::transport::SessionTransport;
-use crate::{AttachError, AttachOptions, DamagedReads, KeyStatus, Pipeline, Transport, UnitDescription, WriteLosses};
+use crate::{
+    AttachError, AttachOptions, DamagedReads, KeyStatus, Pipeline, RequestReport, Transport, UnitDescription,
+    WriteLosses,
+};
 use bounds::Bounds;
 use driver::{Attached, Driver, Purpose};
 use failed_reads::FailedReads;
@@ -236,6 +239,11 @@ impl RemoteDevice {
     pub fn status(&self) -> ConnectionStatus {
         let status = lock(&self.status).clone();
         ConnectionStatus { busy_poll_completions: self.intake.completions.poll_counters(), ..status }
+    }
+
+    /// What its requests came to since it was attached.
+    pub fn requests(&self) -> RequestReport {
+        self.intake.meter.report()
     }
 
     /// Users' writes and flushes that failed since it was attached.

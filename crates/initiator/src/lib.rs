@@ -105,6 +105,7 @@ pub use path::{PathLimits, PathMeasurement, measure_path};
 pub use pipeline::engine::EngineCounters;
 pub use pipeline::key_renewal::KeyStatus;
 pub use pipeline::losses::WriteLosses;
+pub use pipeline::meter::RequestReport;
 pub use pipeline::unit::{SealedUnit, UnitDescription};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
 pub use strongroom_channel::Scheme;

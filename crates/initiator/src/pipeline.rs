@@ -19,6 +19,7 @@ mod estimator;
 pub(crate) mod feedback;
 pub(crate) mod key_renewal;
 pub(crate) mod losses;
+pub(crate) mod meter;
 pub(crate) mod operation;
 pub(crate) mod outcome;
 pub(crate) mod read_data;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strongroom_handshake::PublicKey;
+use strongroom_metrics::MetricsAddress;
 
 /// What a key server needs to know to start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +35,9 @@ pub struct Config {
     /// A file for the metrics, in the text format of Prometheus, rewritten every few seconds.
     #[serde(default)]
     pub metrics_file: Option<PathBuf>,
+    /// Where to answer those who collect metrics; without it nobody is.
+    #[serde(default)]
+    pub metrics: Option<MetricsAddress>,
     /// The primary that this server follows, `host:port`; without it, it is one itself.
     #[serde(default)]
     pub standby_of: Option<String>,
@@ -244,6 +248,7 @@ mod tests {
             ("[limits]\nidle_timeout_s = 18446744073709551615", "86400"),
             ("[limits]\nconnections_max = 1", "at least"),
             ("[[identity]]\nname = \"a\"\nkey = \"x\"\nroles = []", "identity a"),
+            ("metrics = \"0.0.0.0:9464\"", "127.0.0.1:9464"),
             ("unknown = 1", "unknown"),
         ] {
             let error = parse(more).unwrap_err().to_string();

@@ -44,8 +44,9 @@ pub use client::{AuditPage, Client, ClientError, ClientOptions};
 pub use config::{Config, ConfigError, IdentityRule, Limits, ServerRole};
 pub use database::{Database, DatabaseError};
 pub use keys::{LocalMasterKey, MasterKey, MasterKeyError};
+pub use metrics::KeyServerReport;
 pub use protocol::{KeyGrant, NewVolume, PROTOCOL_VERSION, ServerStatus, WAIT_MAX};
-pub use server::{KeyServer, ServerOptions, StartError};
+pub use server::{KeyServer, KeyServerReporter, ServerOptions, StartError};
 pub use volume::{GRANTS_MAX, NAME_BYTES_MAX, Rights, UnknownRight, VolumeInfo, is_name};
 
 #[doc(hidden)]

@@ -4,9 +4,27 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::batch::Role;
 use crate::protocol::ServerStatus;
+
+/// What a key server tells a metrics server.
+#[derive(Clone, Debug)]
+pub struct KeyServerReport {
+    /// Its role, its transactions, its audit log.
+    pub status: ServerStatus,
+    /// Requests answered since the start: kind, result, and how many.
+    pub requests: Vec<(&'static str, &'static str, u64)>,
+    /// Connections that are open.
+    pub connections: u64,
+    /// Connections refused since the start.
+    pub connections_refused: u64,
+    /// Lines of the audit log that could not be written yet.
+    pub audit_lines_held: u64,
+    /// The lease of its configuration.
+    pub lease: Duration,
+}
 
 #[derive(Default)]
 pub(crate) struct Metrics {
@@ -27,6 +45,19 @@ impl Metrics {
 
     pub(crate) fn held_lines(&self, lines: usize) {
         self.held_lines.store(lines, Ordering::Relaxed);
+    }
+
+    pub(crate) fn report(&self, status: ServerStatus, lease: Duration) -> KeyServerReport {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let load = |number: &AtomicUsize| number.load(Ordering::Relaxed) as u64;
+        KeyServerReport {
+            status,
+            requests: requests.iter().map(|((kind, result), count)| (*kind, *result, *count)).collect(),
+            connections: load(&self.connections),
+            connections_refused: load(&self.connections_refused),
+            audit_lines_held: load(&self.held_lines),
+            lease,
+        }
     }
 
     /// The text format of Prometheus, version 0.0.4.

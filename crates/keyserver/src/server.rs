@@ -22,7 +22,7 @@ use crate::connection::{Connection, ConnectionError};
 use crate::database::Database;
 use crate::engine::Engine;
 use crate::limits::Conduct;
-use crate::metrics::Metrics;
+use crate::metrics::{KeyServerReport, Metrics};
 use crate::standby::Standby;
 
 /// The stack of a connection's thread: handshakes need most.
@@ -159,6 +159,11 @@ impl KeyServer {
         self.shared.metrics.text(&self.shared.service.status())
     }
 
+    /// What a metrics server asks, in a thread of its own.
+    pub fn reporter(&self) -> KeyServerReporter {
+        KeyServerReporter(Arc::clone(&self.shared))
+    }
+
     /// Whether it cannot continue and must be restarted: a fault of this program, which the log describes.
     pub fn has_failed(&self) -> bool {
         self.shared.service.engine.has_failed()
@@ -188,6 +193,24 @@ impl KeyServer {
         self.shared.shut_down(Shutdown::Both);
         self.shared.service.note("stop".into());
         self.shared.service.engine.stop();
+    }
+}
+
+/// Reports on a key server, also while it stops.
+#[derive(Clone)]
+pub struct KeyServerReporter(Arc<ServerShared>);
+
+impl std::fmt::Debug for KeyServerReporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyServerReporter").finish_non_exhaustive()
+    }
+}
+
+impl KeyServerReporter {
+    /// What the server is and has done.
+    pub fn report(&self) -> KeyServerReport {
+        let service = &self.0.service;
+        self.0.metrics.report(service.status(), service.config().lease())
     }
 }
 

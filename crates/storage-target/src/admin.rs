@@ -20,7 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use crate::operate::{CloneReport, Description, Operation, Pruned, PrunedSnapshot, SnapshotReport};
-pub(crate) use answer::{reload, workers_answer};
+pub(crate) use answer::{reload, status, workers_answer};
 pub use client::{AdminError, Client};
 pub(crate) use drain::Drain;
 pub use error::{ReloadError, RequestError};

@@ -6,12 +6,14 @@ mod busy_poll;
 mod channels;
 mod limits;
 mod portals;
+mod suites;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use strongroom_iscsi::DigestOffer;
+use strongroom_metrics::MetricsAddress;
 use strongroom_net::BusyPoll;
 
 use crate::access::network::Network;
@@ -20,6 +22,7 @@ use crate::names::{self, VolumeName};
 pub use limits::Limits;
 pub(crate) use portals::Portal;
 pub use portals::{FIRST_GROUP, PortalGroupRule};
+pub use suites::SuiteRule;
 
 /// The default prefix of target names.
 pub const BASE_NAME_DEFAULT: &str = "iqn.2026-11.org.strongroom";
@@ -53,6 +56,9 @@ pub struct Config {
     /// The socket for `strongroom status` and the like; default `.admin.sock` in `root`.
     #[serde(default)]
     pub admin_socket: Option<PathBuf>,
+    /// Where to answer those who collect metrics; without it nobody is.
+    #[serde(default)]
+    pub metrics: Option<MetricsAddress>,
     /// Worker threads; default one per processor.
     #[serde(default)]
     pub workers: Option<usize>,
@@ -76,11 +82,8 @@ pub struct Config {
     #[serde(default = "channels::schemes_default")]
     pub schemes: Vec<String>,
     /// The cipher suites that channels may have, likewise: aes-256-gcm, aes-128-gcm, chacha20-poly1305.
-    #[serde(default = "channels::suites_default")]
-    pub suites: Vec<String>,
-    /// Admit the suites that are for benchmarks alone, too. No file can say so.
-    #[serde(skip)]
-    pub benchmark_suites: bool,
+    #[serde(default)]
+    pub suites: SuiteRule,
     /// Who may come through a channel.
     #[serde(default, rename = "peer")]
     pub peers: Vec<PeerRule>,
@@ -221,6 +224,7 @@ impl Config {
             base_name: base_name_default(),
             node_key: None,
             admin_socket: None,
+            metrics: None,
             workers: None,
             pin_workers: false,
             ecl: ecl_default(),
@@ -228,8 +232,7 @@ impl Config {
             busy_poll: BusyPoll::default(),
             limits: Limits::default(),
             schemes: channels::schemes_default(),
-            suites: channels::suites_default(),
-            benchmark_suites: false,
+            suites: SuiteRule::default(),
             peers: Vec::new(),
             plain: Vec::new(),
             chap: Vec::new(),
@@ -305,6 +308,7 @@ impl Config {
         keep("base_name", self.base_name == old.base_name);
         keep("node_key", self.node_key == old.node_key);
         keep("admin_socket", self.admin_socket == old.admin_socket);
+        keep("metrics", self.metrics == old.metrics);
         keep("workers", self.workers == old.workers);
         keep("pin_workers", self.pin_workers == old.pin_workers);
         keep("ecl", self.ecl == old.ecl);
@@ -317,6 +321,7 @@ impl Config {
         self.base_name.clone_from(&old.base_name);
         self.node_key.clone_from(&old.node_key);
         self.admin_socket.clone_from(&old.admin_socket);
+        self.metrics.clone_from(&old.metrics);
         (self.workers, self.pin_workers, self.runtime) = (old.workers, old.pin_workers, old.runtime);
         self.ecl = old.ecl;
         self.busy_poll = old.busy_poll;
@@ -507,6 +512,7 @@ mod tests {
             ("root = '/srv'\nworkers = 0", "workers"),
             ("root = '/srv'\nadvertise = ['x']", "advertise[0]"),
             ("root = '/srv'\nmanagement_url = 'x'", "management_url"),
+            ("root = '/srv'\nmetrics = '0.0.0.0:9464'", "loopback"),
             ("root = '/srv'\n[limits]\nqueue_depth = 0", "limits.queue_depth"),
             ("root = '/srv'\n[limits]\nunauthenticated_percent = 101", "limits.unauthenticated_percent"),
             ("root = '/srv'\n[limits]\nmemory_bytes = 1", "limits.memory_bytes"),

@@ -20,6 +20,9 @@ pub struct IterationTimes {
     pub buckets: Vec<IterationBucket>,
     /// The longest iteration, in microseconds.
     pub longest_us: u64,
+    /// All of them together, in microseconds.
+    #[serde(default)]
+    pub total_us: u64,
 }
 
 /// Iterations of about one length.
@@ -50,6 +53,7 @@ impl IterationTimes {
 pub(crate) struct IterationCounts {
     counts: [AtomicU64; UP_TO_US.len() + 1],
     longest_us: AtomicU64,
+    total_us: AtomicU64,
 }
 
 impl IterationCounts {
@@ -58,6 +62,7 @@ impl IterationCounts {
         let at = UP_TO_US.partition_point(|up_to_us| *up_to_us < time_us);
         self.counts[at].fetch_add(1, Ordering::Relaxed);
         self.longest_us.fetch_max(time_us, Ordering::Relaxed);
+        self.total_us.fetch_add(time_us, Ordering::Relaxed);
     }
 
     /// Adds this worker's to a report.
@@ -70,6 +75,7 @@ impl IterationCounts {
             bucket.count += count.load(Ordering::Relaxed);
         }
         report.longest_us = report.longest_us.max(self.longest_us.load(Ordering::Relaxed));
+        report.total_us += self.total_us.load(Ordering::Relaxed);
     }
 }
 

@@ -3,11 +3,26 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_block::CryptoCounters;
+use strongroom_block::{CryptoCounters, Latencies};
 
+use crate::admin::StatusReport;
+use crate::command_counters::{CommandCounters, ERROR_KINDS};
 use crate::iterations::{IterationCounts, IterationTimes};
 use crate::polling::{BusyPollReport, PollCounts};
-use crate::stats::{Counters, Stats};
+use crate::stats::{Counters, PacketCounts, Stats};
+
+/// What a target tells a metrics server: a status report, and what is measured beside it.
+#[derive(Clone, Debug)]
+pub struct MetricsReport {
+    /// Sessions, volumes and counters.
+    pub status: StatusReport,
+    /// How long commands took, since the start.
+    pub latencies: Latencies,
+    /// Commands that were answered with an error since the start, by its kind in snake case.
+    pub command_errors: Vec<(&'static str, u64)>,
+    /// ECL packets of all sessions since the start.
+    pub packets: PacketCounts,
+}
 
 pub(crate) struct Metrics {
     started: Instant,
@@ -16,6 +31,8 @@ pub(crate) struct Metrics {
     pub(crate) iterations: Vec<IterationCounts>,
     /// By worker.
     pub(crate) polls: Vec<PollCounts>,
+    /// By worker.
+    pub(crate) commands: Vec<Arc<CommandCounters>>,
     /// Of channels.
     pub(crate) crypto: Arc<CryptoCounters>,
     /// Of background verification and of opening at the target.
@@ -29,6 +46,7 @@ impl Metrics {
             counters: Arc::default(),
             iterations: (0..workers).map(|_| IterationCounts::default()).collect(),
             polls: (0..workers).map(|_| PollCounts::default()).collect(),
+            commands: (0..workers).map(|_| Arc::default()).collect(),
             crypto: Arc::new(CryptoCounters::new()),
             background_crypto: Arc::new(CryptoCounters::new()),
         }
@@ -36,6 +54,17 @@ impl Metrics {
 
     pub(crate) fn uptime(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// What all workers have measured, beside this.
+    pub(crate) fn report(&self, status: StatusReport) -> MetricsReport {
+        let (mut latencies, mut errors) = (Latencies::default(), [0; ERROR_KINDS.len()]);
+        for worker in &self.commands {
+            worker.latencies.add_to(&mut latencies);
+            worker.add_errors_to(&mut errors);
+        }
+        let command_errors = ERROR_KINDS.into_iter().zip(errors).collect();
+        MetricsReport { status, latencies, command_errors, packets: self.counters.packets() }
     }
 
     /// `connections`: how many there are now.

@@ -16,7 +16,7 @@ use crate::catalogue::Catalogue;
 use crate::config::{Config, Portal};
 use crate::endpoint::Endpoint;
 use crate::error::{CatalogueError, StartError};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, MetricsReport};
 use crate::schedule_runner;
 use crate::services::TargetServices;
 use crate::settings::{ConfigReader, LiveSettings, Settings};
@@ -240,6 +240,24 @@ impl fmt::Debug for TargetHandle {
     }
 }
 
+/// Reports on a target, also while it stops.
+#[derive(Clone)]
+pub struct TargetReporter(Arc<TargetServices>);
+
+impl fmt::Debug for TargetReporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TargetReporter").finish_non_exhaustive()
+    }
+}
+
+impl TargetReporter {
+    /// What the target is and does. Asks every worker, and waits for the slowest; one that is stuck is left out after five seconds.
+    pub fn report(&self) -> MetricsReport {
+        let status = admin::status(&self.0);
+        self.0.metrics.report(status)
+    }
+}
+
 impl TargetHandle {
     /// Where it listens, with true ports: first the first portal group, then the others in the configuration's order.
     pub fn local_addresses(&self) -> &[SocketAddr] {
@@ -264,6 +282,11 @@ impl TargetHandle {
     /// Who is logged in.
     pub fn sessions(&self) -> Vec<SessionInfo> {
         self.services.metrics.counters.sessions()
+    }
+
+    /// What a metrics server asks, in a thread of its own.
+    pub fn reporter(&self) -> TargetReporter {
+        TargetReporter(Arc::clone(&self.services))
     }
 
     /// Whether every worker still answers, within `patience`: for a watchdog. A worker that has ended counts as if it did, for the others

@@ -92,6 +92,25 @@ pub struct SessionInfo {
     pub read_only: bool,
 }
 
+/// Packets of ECL associations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketCounts {
+    /// Sent.
+    pub sent: u64,
+    /// Of those, packets that counted as lost.
+    pub lost: u64,
+    /// Received and used.
+    pub received: u64,
+}
+
+/// The counters behind [`PacketCounts`].
+#[derive(Debug, Default)]
+struct PacketCounters {
+    sent: AtomicU64,
+    lost: AtomicU64,
+    received: AtomicU64,
+}
+
 /// The counters behind [`Stats`], shared by all workers.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -107,6 +126,7 @@ pub(crate) struct Counters {
     pub(crate) commands: AtomicU64,
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
+    packets: PacketCounters,
     sessions: Mutex<BTreeMap<SessionKey, SessionInfo>>,
 }
 
@@ -126,6 +146,26 @@ impl Counters {
         add(&self.commands, before.commands, now.commands);
         add(&self.bytes_read, before.bytes_read, now.bytes_read);
         add(&self.bytes_written, before.bytes_written, now.bytes_written);
+    }
+
+    /// Adds the packets that an association had since `before`.
+    pub(crate) fn add_packets(&self, before: PacketCounts, now: PacketCounts) {
+        let add = |counter: &AtomicU64, before: u64, now: u64| {
+            counter.fetch_add(now.saturating_sub(before), Ordering::Relaxed);
+        };
+        add(&self.packets.sent, before.sent, now.sent);
+        add(&self.packets.lost, before.lost, now.lost);
+        add(&self.packets.received, before.received, now.received);
+    }
+
+    /// Packets of all associations.
+    pub(crate) fn packets(&self) -> PacketCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PacketCounts {
+            sent: load(&self.packets.sent),
+            lost: load(&self.packets.lost),
+            received: load(&self.packets.received),
+        }
     }
 
     pub(crate) fn session_begins(&self, key: SessionKey, info: SessionInfo) {

@@ -14,6 +14,7 @@
 //! | [`jobs`] | administrative jobs on the store |
 //! | [`receive`] | snapshots that are received, and what sessions see meanwhile |
 //! | [`verify`] | background verification (custody `target`) |
+//! | [`meter`] | how long commands took, and which errors were answered |
 //! | [`space`] | what is reported about the store's free space |
 //! | [`codec`] | how records and blocks change between channel and store |
 //!
@@ -34,6 +35,7 @@ mod jobs;
 mod key_renewal;
 mod leases;
 mod medium;
+mod meter;
 mod pending;
 mod persistent_file;
 mod plan;
@@ -85,6 +87,7 @@ pub(crate) use self::jobs::{Job, StoreContents};
 pub(crate) use self::key_renewal::{KeyRenewal, KeyRenewer, RenewalError, Renewed};
 pub(crate) use self::leases::format::LEASES_FILE;
 pub(crate) use self::medium::SLICE_BYTES;
+pub(crate) use self::meter::UnitMeter;
 pub(crate) use self::plan::Verdict;
 pub(crate) use self::receive::PendingImage;
 pub(crate) use self::receive_step::{PossibleWriter, StepError};
@@ -204,6 +207,12 @@ impl Unit {
     pub(crate) fn tick(&mut self, now: Instant) {
         self.server.access.leases.tick(now);
         self.receiver.image.tick(now);
+        self.server.meter.tick(now);
+    }
+
+    /// What measures its commands.
+    pub(crate) fn meter_mut(&mut self) -> &mut UnitMeter {
+        &mut self.server.meter
     }
 
     /// When [`Unit::poll`] has something to do although nothing was asked for.
@@ -377,7 +386,7 @@ impl Unit {
             Some(RunningJob::Verify) => {
                 let Some(verifier) = &mut self.verifier else { return };
                 if let Some(op) = verifier.completed(result, &medium.volume, &medium.codec) {
-                    self.start_verify(op);
+                    start_verify(&mut self.server, &mut self.jobs, op);
                 }
             }
             Some(RunningJob::Run { reply, grows }) => {
@@ -393,12 +402,6 @@ impl Unit {
         }
     }
 
-    fn start_verify(&mut self, op: Op) {
-        let DeviceServer { medium, tasks, .. } = &mut self.server;
-        let view: View = medium.store.view();
-        self.jobs.submit(tasks.next_token(), RunningJob::Verify, (view, op), &mut medium.store);
-    }
-
     /// What verifies its blocks in the background, if anything does.
     pub(crate) fn verifier(&self) -> Option<&Verifier> {
         self.verifier.as_ref()
@@ -409,7 +412,7 @@ impl Unit {
         let Some(verifier) = &mut self.verifier else { return NO_VERIFICATION_PAUSE };
         let (op, pause) = verifier.poll(&self.server.medium.volume, &self.server.medium.store);
         if let Some(op) = op {
-            self.start_verify(op);
+            start_verify(&mut self.server, &mut self.jobs, op);
         }
         pause
     }
@@ -460,6 +463,12 @@ impl Unit {
     pub(crate) fn into_store(self) -> StoreHandle {
         self.server.medium.store
     }
+}
+
+/// Has the store read blocks that are to be verified.
+fn start_verify(server: &mut DeviceServer, jobs: &mut Jobs, op: Op) {
+    let view: View = server.medium.store.view();
+    jobs.submit(server.tasks.next_token(), RunningJob::Verify, (view, op), &mut server.medium.store);
 }
 
 #[cfg(test)]

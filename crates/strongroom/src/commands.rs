@@ -6,6 +6,7 @@ pub(crate) mod contents;
 pub(crate) mod copy;
 pub(crate) mod detach;
 pub(crate) mod discover;
+pub(crate) mod doctor;
 pub(crate) mod drain;
 pub(crate) mod erase;
 pub(crate) mod format;

@@ -17,6 +17,7 @@ mod key_server;
 mod keys;
 mod logging;
 mod memory;
+mod metrics;
 pub mod plot;
 mod process;
 mod root_args;
@@ -81,6 +82,7 @@ enum Command {
     Copy(commands::copy::CopyArgs),
     Discover(commands::discover::DiscoverArgs),
     Plan(Box<commands::plan::PlanArgs>),
+    Doctor(commands::doctor::DoctorArgs),
     #[command(hide = true)]
     Generate(commands::generate::GenerateArgs),
     #[command(hide = true, disable_help_flag = true, disable_version_flag = true)]
@@ -117,6 +119,7 @@ impl Command {
             | Command::Drain(_)
             | Command::Reload(_)
             | Command::Detach(_)
+            | Command::Doctor(_)
             | Command::Generate(_)
             | Command::Bench(_)
             | Command::Demo(_) => false,
@@ -216,6 +219,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         Command::Copy(args) => commands::copy::run(args),
         Command::Discover(args) => commands::discover::run(args),
         Command::Plan(args) => commands::plan::run(&args),
+        Command::Doctor(args) => return commands::doctor::run(&args).unwrap_or_else(|error| failed(&error)),
         Command::Generate(args) => commands::generate::run(&args, Cli::command()),
         Command::Bench(_) => {
             eprintln!("strongroom: {BENCH_MOVED}");

@@ -28,9 +28,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("store", &["block"]),
     ("net", &["block", "channel", "handshake", "iscsi"]),
     ("keyfiles", &["block", "seal"]),
-    ("keyserver", &["block", "channel", "cipher", "handshake", "seal"]),
+    ("metrics", &[]),
+    ("keyserver", &["block", "channel", "cipher", "handshake", "metrics", "seal"]),
     ("initiator", &["block", "channel", "ecl", "handshake", "iscsi", "keyserver", "net", "scsi", "seal"]),
-    ("target", &["block", "channel", "ecl", "handshake", "iscsi", "net", "scsi", "store"]),
+    ("target", &["block", "channel", "ecl", "handshake", "iscsi", "metrics", "net", "scsi", "store"]),
     // The whole system in one process, and from one seed.
     (
         "testing",
@@ -46,6 +47,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "initiator",
             "keyfiles",
             "keyserver",
+            "metrics",
             "net",
             "scsi",
             "seal",
@@ -93,6 +95,8 @@ const EXCLUSIVE: &[(&str, &[&str])] = &[
     // The WAN paper's cipher: triple DES.
     ("des", &["cipher"]),
     ("redb", &["keyserver"]),
+    ("httparse", &["metrics"]),
+    ("prometheus-client", &["metrics"]),
     ("clap", &["lab", "strongroom"]),
     ("anyhow", &["lab", "strongroom"]),
     ("indicatif", &["lab", "strongroom"]),

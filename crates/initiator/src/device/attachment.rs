@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use strongroom_scsi::vendor::lease::Writer;
 
 use crate::pipeline::engine::{Engine, EngineOptions};
+use crate::pipeline::meter::RequestMeter;
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::unit::UnitDescription;
 use crate::session::nexus::Nexus;
@@ -41,13 +42,15 @@ pub(super) struct Attachment {
     /// As it was when the last session was opened.
     pub(super) unit: Option<Arc<UnitDescription>>,
     pub(super) lease: WriterLease,
+    meter: Arc<RequestMeter>,
     /// Commands flow when the lease is ours.
     claiming: Option<ProbedUnit>,
 }
 
 impl Attachment {
-    pub(super) fn new(options: &AttachOptions) -> Attachment {
-        Attachment { engine: None, sealing: None, unit: None, lease: WriterLease::new(options), claiming: None }
+    /// `meter`: measures its requests.
+    pub(super) fn new(options: &AttachOptions, meter: Arc<RequestMeter>) -> Attachment {
+        Attachment { engine: None, sealing: None, unit: None, lease: WriterLease::new(options), meter, claiming: None }
     }
 
     /// The unit of a new session is the one that it should be. Returns it if there is nothing to claim first: open it.
@@ -121,7 +124,10 @@ impl Attachment {
                 marks_flushes_late: options.faults.marks_flushes_late,
                 forgets_operations: options.faults.forgets_operations,
             };
-            Engine::new(unit.clone(), self.sealing.clone(), options)
+            let mut engine = Engine::new(unit.clone(), self.sealing.clone(), options);
+            engine.table.meter = Arc::clone(&self.meter);
+            engine.table.now = Some(now);
+            engine
         });
         match self.lease.lost() {
             // Before anything is sent again.

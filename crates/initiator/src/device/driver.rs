@@ -143,6 +143,7 @@ impl<T: SessionTransport> Driver<T> {
             .map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
         Ok(Driver {
             port: InitiatorPort::random(),
+            attachment: Attachment::new(&options, Arc::clone(&intake.meter)),
             intake,
             status,
             runtime,
@@ -150,7 +151,6 @@ impl<T: SessionTransport> Driver<T> {
             state: SessionState::Idle { retry_at: Instant::now() },
             datagrams: None,
             has_more: false,
-            attachment: Attachment::new(&options),
             pace,
             first: Some(first),
             reconnection: Reconnection::new(options.timeouts.backoff_min),
@@ -181,6 +181,9 @@ impl<T: SessionTransport> Driver<T> {
             if is_due {
                 self.call(now);
             }
+        }
+        if let Some(engine) = &mut self.attachment.engine {
+            engine.table.now = Some(now);
         }
         self.take_requests();
         self.look_at_keys(now);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use strongroom_block::{BufferMut, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Token};
 use strongroom_net::{BusyPoll, Waker};
@@ -12,6 +12,7 @@ use crate::device::failed_reads::{FailedRead, FailedReads};
 use crate::pipeline::ahead::{Fetch, Read, ReadAhead, Served, Settled};
 use crate::pipeline::answer::Answer;
 use crate::pipeline::losses::{LostRequest, WriteLosses};
+use crate::pipeline::meter::RequestMeter;
 use crate::pipeline::operation::execute::{Effect, Execute};
 use crate::pipeline::operation::{Operation, Read as ReadBlocks};
 use crate::pipeline::request::{FailedRequest, FinishedRequest, NewRequest, Reply};
@@ -34,6 +35,8 @@ pub(super) struct Intake {
     grown_blocks: AtomicU64,
     /// What users' writes and flushes came to that failed.
     losses: Mutex<WriteLosses>,
+    /// Measures requests; the engine's thread writes to it.
+    pub(super) meter: Arc<RequestMeter>,
 }
 
 #[derive(Default)]
@@ -101,6 +104,7 @@ impl Intake {
             seal_here_bytes_max: AtomicUsize::new(seal_here_bytes_max),
             grown_blocks: AtomicU64::new(0),
             losses: Mutex::default(),
+            meter: Arc::default(),
         }
     }
 

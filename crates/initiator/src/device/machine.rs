@@ -72,7 +72,7 @@ impl Initiator {
     pub fn new(options: AttachOptions, isid: [u8; 6]) -> Initiator {
         Initiator {
             port: InitiatorPort { isid },
-            attachment: Attachment::new(&options),
+            attachment: Attachment::new(&options, Arc::default()),
             options,
             nexus: None,
             last_loss: None,

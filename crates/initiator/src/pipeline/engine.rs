@@ -163,6 +163,7 @@ impl Engine {
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.now = Some(now);
+        self.table.now = Some(now);
         self.windows.handle_timeout(now);
         for key in self.table.queue.take_due(now).into_iter().rev() {
             self.table.requeue(key);

@@ -22,7 +22,7 @@ pub(crate) mod verified;
 pub(crate) mod write;
 pub(crate) mod write_part;
 
-use strongroom_block::{Buffer, BufferMut, DeviceError, Lba};
+use strongroom_block::{Buffer, BufferMut, DeviceError, IoKind, Lba};
 use strongroom_scsi::transport::initiator::Command as ScsiCommand;
 
 use crate::pipeline::answer::Answer;
@@ -120,4 +120,28 @@ operations! {
     Verified in verified,
     Write in write,
     WritePart in write_part,
+}
+
+impl Operation {
+    /// What its latency counts as.
+    pub(crate) fn io_kind(&self) -> IoKind {
+        match self {
+            Operation::Read(_) | Operation::ReadVersion(_) | Operation::Fetch(_) => IoKind::Read,
+            Operation::Write(_) => IoKind::Write,
+            // A part of a block is read, changed, and written if the block is still the same.
+            Operation::WritePart(_) | Operation::ConditionalWrite(_) | Operation::ResealBlock(_) => {
+                IoKind::ConditionalWrite
+            }
+            Operation::Flush(_) => IoKind::Flush,
+            Operation::Discard(_) | Operation::Hole(_) | Operation::ResealHole(_) => IoKind::Discard,
+            Operation::Verified(_) => IoKind::Feedback,
+            Operation::Capacity(_)
+            | Operation::CryptoErase(_)
+            | Operation::LbaStatus(_)
+            | Operation::ProbeHole(_)
+            | Operation::Register(_)
+            | Operation::Survey(_)
+            | Operation::TakePlace(_) => IoKind::Other,
+        }
+    }
 }

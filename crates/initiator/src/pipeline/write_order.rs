@@ -20,6 +20,11 @@ impl Range {
         Range { start: lba.0, end: lba.0 + count }
     }
 
+    /// How many blocks.
+    pub(crate) fn count(self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+
     fn overlaps(self, other: Range) -> bool {
         self.start < other.end && other.start < self.end
     }

@@ -28,7 +28,7 @@ fn volume(suite: Suite) -> VolumeSpec {
 
 #[test]
 fn every_volumes_suite_goes_with_every_channels() {
-    let host = Host::start_with(&Suite::ALL.map(volume), |config| config.benchmark_suites = true);
+    let host = Host::start_with(&Suite::ALL.map(volume), |config| config.suites.benchmarks = true);
     let mut round = 0;
     let mut formatted = HashSet::new();
     for (sealing, (channel, scheme)) in pairs(&suites(), &pairs(&suites(), &schemes())) {
@@ -53,7 +53,9 @@ fn every_volumes_suite_goes_with_every_channels() {
 
 #[test]
 fn a_suite_that_the_target_does_not_admit_is_not_talked_down() {
-    let host = Host::start_with(&[volume(Suite::Aes256Gcm)], |config| config.suites = vec!["chacha20-poly1305".into()]);
+    let host = Host::start_with(&[volume(Suite::Aes256Gcm)], |config| {
+        config.suites = vec!["chacha20-poly1305".to_owned()].into()
+    });
     for suite in Suite::ALL {
         let mut options = host.options(host.url("vault-1"));
         (options.channel.suite, options.benchmark_suites) = (suite, true);
@@ -68,7 +70,7 @@ fn a_suite_that_the_target_does_not_admit_is_not_talked_down() {
 #[test]
 fn the_papers_suite_is_refused_by_either_end() {
     // A target that would speak it, as one of a benchmark does.
-    let host = Host::start_with(&[volume(Suite::Aes192CbcHmacMd5)], |config| config.benchmark_suites = true);
+    let host = Host::start_with(&[volume(Suite::Aes192CbcHmacMd5)], |config| config.suites.benchmarks = true);
     let mut options = host.options(host.url("vault-240"));
     let error = RemoteDevice::attach(options.clone()).unwrap_err();
     assert!(matches!(&error, AttachError::Unsupported(why) if why.contains("benchmarks alone")), "{error}");

@@ -98,7 +98,8 @@ pub(crate) fn recheck(services: &TargetServices, volume: Option<VolumeName>) -> 
     counts.into_iter().fold((0, 0), |(ended, changed), (more, others)| (ended + more, changed + others))
 }
 
-fn status(services: &TargetServices) -> StatusReport {
+/// What the target is and does now. Asks every worker, and waits for the slowest, but not for one that is stuck.
+pub(crate) fn status(services: &TargetServices) -> StatusReport {
     let reports = ask(services, Order::Report);
     let root = services.catalogue.root();
     let mut status = StatusReport {

@@ -12,11 +12,6 @@ pub(super) fn schemes_default() -> Vec<String> {
     std::iter::once(&Scheme::default()).chain(others).map(|scheme| scheme.name().to_owned()).collect()
 }
 
-pub(super) fn suites_default() -> Vec<String> {
-    let real = Suite::ALL.into_iter().filter(|suite| !suite.is_for_benchmarks_only());
-    real.map(|suite| suite.name().to_owned()).collect()
-}
-
 impl Config {
     /// The schemes that channels may have, the preferred one first.
     ///
@@ -40,7 +35,7 @@ impl Config {
     pub fn channel_suites(&self) -> Result<Vec<Suite>, ConfigError> {
         let wrong = |problem: String| ConfigError::value("suites", problem);
         let mut suites = Vec::new();
-        for name in &self.suites {
+        for name in &self.suites.names {
             let suite: Suite = name.parse().map_err(|error: UnknownSuite| wrong(error.to_string()))?;
             if suite.is_for_benchmarks_only() {
                 return Err(wrong(format!("{suite} protects nothing today and is for benchmarks alone; leave it out")));
@@ -50,7 +45,7 @@ impl Config {
         if suites.is_empty() {
             return Err(wrong("is empty; name at least one, or leave the line out".to_owned()));
         }
-        if self.benchmark_suites {
+        if self.suites.benchmarks {
             suites.extend(Suite::ALL.into_iter().filter(|suite| suite.is_for_benchmarks_only()));
         }
         Ok(suites)
@@ -60,6 +55,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::SuiteRule;
 
     #[test]
     fn suites_are_admitted_by_name_and_the_papers_by_no_file() {
@@ -77,7 +73,7 @@ mod tests {
             let error = Config::parse(&format!("root = \"/srv\"\nsuites = [{wrong}]")).unwrap_err().to_string();
             assert!(error.contains("suites") && error.contains(part), "{error}");
         }
-        let bench = Config { benchmark_suites: true, ..one };
+        let bench = Config { suites: SuiteRule { benchmarks: true, ..one.suites.clone() }, ..one };
         assert_eq!(
             bench.channel_suites().unwrap(),
             [Suite::ChaCha20Poly1305, Suite::Aes192CbcHmacMd5, Suite::TripleDesCbcHmacMd5]

@@ -19,7 +19,7 @@ mod write_verify;
 
 use std::collections::VecDeque;
 
-use strongroom_block::Lba;
+use strongroom_block::{IoKind, Lba};
 use strongroom_scsi::transport::Direction;
 use strongroom_scsi::transport::target::Response;
 use strongroom_scsi::{Command, NexusId, Sense, VendorCommand};
@@ -222,6 +222,22 @@ impl BlockCommand {
             copy.record(false, copies);
         }
         check_condition(Sense::SANITIZE_IN_PROGRESS)
+    }
+
+    /// What its latency counts as.
+    pub(super) fn io_kind(&self) -> IoKind {
+        match self {
+            BlockCommand::Read(_) => IoKind::Read,
+            BlockCommand::Write(write) => write.io_kind(),
+            BlockCommand::Merge(_) | BlockCommand::WriteVerify(_) | BlockCommand::WriteSame(_) => IoKind::Write,
+            BlockCommand::Verify(_) => IoKind::Verify,
+            BlockCommand::Unmap(_) | BlockCommand::SealHole(_) => IoKind::Discard,
+            BlockCommand::Flush(_) => IoKind::Flush,
+            BlockCommand::Verified(_) => IoKind::Feedback,
+            BlockCommand::Register(_) | BlockCommand::Sanitize | BlockCommand::Copy(_) | BlockCommand::Served(_) => {
+                IoKind::Other
+            }
+        }
     }
 
     /// Whether it writes with operations that do not make their data durable themselves.

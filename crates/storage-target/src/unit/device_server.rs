@@ -19,6 +19,7 @@ use super::copies::{OutgoingRequest, ThirdPartyCopies};
 use super::identity::UnitIdentity;
 use super::image::Pin;
 use super::medium::Medium;
+use super::meter::UnitMeter;
 use super::plan::{Advance, Plan, Verdict};
 use super::request::{Request, gather};
 use super::response::{check_condition, data, status};
@@ -38,6 +39,7 @@ pub(super) struct DeviceServer {
     pub(super) sanitizer: Sanitizer,
     pub(super) tasks: TaskSet,
     pub(super) copies: ThirdPartyCopies,
+    pub(super) meter: UnitMeter,
     /// An initiator has ordered that the unit take the place of the volume that it succeeds.
     takes_place: bool,
 }
@@ -51,6 +53,7 @@ impl DeviceServer {
             sanitizer: Sanitizer::default(),
             tasks: TaskSet::default(),
             copies: ThirdPartyCopies::default(),
+            meter: UnitMeter::default(),
             takes_place: false,
         }
     }
@@ -106,7 +109,10 @@ impl DeviceServer {
     ) -> Verdict {
         let task = (key, command.task);
         let (command, op, ending) = match self.plan(key, command, sealed_blocks_max, pin) {
-            Plan::Answer(response) => return Verdict::Answer(self.medium.in_format(response)),
+            Plan::Answer(response) => {
+                self.meter.answered(&response);
+                return Verdict::Answer(self.medium.in_format(response));
+            }
             Plan::Violation(what) => return Verdict::Violation(what),
             Plan::Delayed => return Verdict::Later,
             Plan::Start(command, op) => (command, op, Ending::Response),
@@ -117,7 +123,8 @@ impl DeviceServer {
             }
             Plan::Background(command, op) => (command, op, Ending::Background),
         };
-        self.start(RunningCommand { task, command, ending }, op);
+        let timing = self.meter.begin(command.io_kind());
+        self.start(RunningCommand { task, command, ending, timing }, op);
         match ending {
             Ending::Background => Verdict::Answer(Response::good()),
             _ => Verdict::Later,
@@ -353,7 +360,8 @@ impl DeviceServer {
         let command = BlockCommand::serve(reply);
         // No session can abort it, but other tasks can wait for its end.
         let task = (key, self.tasks.next_foreign_task());
-        self.start(RunningCommand { task, command, ending: Ending::Background }, op);
+        let timing = self.meter.begin(command.io_kind());
+        self.start(RunningCommand { task, command, ending: Ending::Background, timing }, op);
     }
 
     /// A session of the same initiator that could execute `op` now by a command of its own.
@@ -430,7 +438,7 @@ impl DeviceServer {
         finished: &mut Vec<Finished>,
         go_on: impl FnOnce(BlockCommand, CommandContext<'_>) -> Advance<BlockCommand>,
     ) {
-        let RunningCommand { task, command, ending } = running;
+        let RunningCommand { task, command, ending, timing } = running;
         let writes_to_cache = command.writes_to_cache();
         let (medium, sanitizer, copies) = (&mut self.medium, &mut self.sanitizer, &mut self.copies);
         let next = match go_on(command, CommandContext { medium, sanitizer, copies }) {
@@ -453,13 +461,16 @@ impl DeviceServer {
                 let response = command.end_for_sanitize(&mut self.copies);
                 (ending == Ending::Response).then(|| self.medium.in_format(response))
             }
-            Advance::Again(command, op) => return self.start(RunningCommand { task, command, ending }, op),
+            Advance::Again(command, op) => {
+                return self.start(RunningCommand { task, command, ending, timing }, op);
+            }
             Advance::Done(response) => match ending {
                 Ending::Response | Ending::Certain => Some(self.medium.in_format(response)),
                 Ending::TaskAborted => Some(Response::task_aborted()),
                 Ending::Aborted | Ending::Background => None,
             },
         };
+        self.meter.ended(timing, response.as_ref());
         finished.push(Finished { connection: task.0, task: task.1, response });
     }
 
@@ -469,6 +480,7 @@ impl DeviceServer {
             self.access.poll((&self.medium.volume.name, is_pinned), &mut self.tasks);
         }
         for (task, response) in self.tasks.poll_delayed() {
+            self.meter.answered(&response);
             finished.push(Finished::answered(task, self.medium.in_format(response)));
         }
     }

@@ -8,6 +8,7 @@ use strongroom_block::Token;
 use strongroom_scsi::transport::target::{Response, TaskId};
 
 use super::commands::BlockCommand;
+use super::meter::CommandTiming;
 use super::task::{Finished, SessionKey, TaskKey};
 
 /// What is answered when a command has been executed.
@@ -36,6 +37,7 @@ pub(super) struct RunningCommand {
     pub(super) task: TaskKey,
     pub(super) command: BlockCommand,
     pub(super) ending: Ending,
+    pub(super) timing: CommandTiming,
 }
 
 /// A response that waits for tasks that its command aborted or excluded.

@@ -12,6 +12,7 @@ use strongroom_scsi::transport::target::Event;
 
 use super::session_end::SessionEnd;
 use crate::admin::EclReport;
+use crate::stats::PacketCounts;
 
 /// Packets that are made together: they leave in few calls.
 const BATCH_PACKETS: usize = 64;
@@ -160,6 +161,12 @@ impl EclSession {
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.wake_at
+    }
+
+    /// Its packets so far.
+    pub(super) fn packets(&self) -> PacketCounts {
+        let measured = self.machine.statistics();
+        PacketCounts { sent: measured.packets_sent, lost: measured.packets_lost, received: measured.packets_received }
     }
 
     /// What `status` shows.

@@ -9,6 +9,7 @@ use strongroom_iscsi::target::{ConnectionId, Response, Statistics, TaskId};
 use strongroom_scsi::NexusId;
 
 use super::connection::ConnectionKey;
+use super::ecl_session::EclSession;
 use super::grant::{LoginGrant, UnitAddress};
 use super::session_commands::SessionCommands;
 use super::session_machine::SessionMachine;
@@ -16,7 +17,7 @@ use crate::access::Identity;
 use crate::budget::Charge;
 use crate::connection_slots::ConnectionSlot;
 use crate::names::VolumeName;
-use crate::stats::Counters;
+use crate::stats::{Counters, PacketCounts};
 use crate::store_queue::Share;
 use crate::unit::SessionKey;
 
@@ -40,9 +41,17 @@ pub(super) struct Session {
     /// The deadline for which its timer is set.
     pub(super) armed: Option<Instant>,
     pub(super) commands: SessionCommands,
-    counted: Statistics,
+    counted: SessionWork,
     /// What it takes without any command.
     _memory: Charge,
+}
+
+/// What a session has done.
+#[derive(Default)]
+struct SessionWork {
+    commands: Statistics,
+    /// Over ECL.
+    packets: PacketCounts,
 }
 
 /// Who has logged in by the leading connection. Other connections have to prove the same.
@@ -97,7 +106,7 @@ impl Session {
             is_ready: false,
             armed: None,
             commands: SessionCommands::new(share, command_memory),
-            counted: Statistics::default(),
+            counted: SessionWork::default(),
             _memory: memory,
         }
     }
@@ -109,11 +118,17 @@ impl Session {
 
     /// Adds what the session did to the target's counters.
     pub(super) fn count(&mut self, counters: &Counters) {
-        let now = self.machine.statistics();
-        if now != self.counted {
-            counters.add_session(&self.counted, &now);
-            self.counted = now;
+        let now = SessionWork {
+            commands: self.machine.statistics(),
+            packets: self.machine.ecl().map(EclSession::packets).unwrap_or_default(),
+        };
+        if now.commands != self.counted.commands {
+            counters.add_session(&self.counted.commands, &now.commands);
         }
+        if now.packets != self.counted.packets {
+            counters.add_packets(self.counted.packets, now.packets);
+        }
+        self.counted = now;
     }
 
     /// Whether its peer may send more.

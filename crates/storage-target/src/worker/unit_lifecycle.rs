@@ -78,9 +78,10 @@ impl UnitLifecycle {
         }
     }
 
-    fn enter(&self, units: &mut Units, volume: &VolumeName, open: OpenUnit) {
+    fn enter(&self, units: &mut Units, volume: &VolumeName, mut open: OpenUnit) {
         tracing::info!(%volume, worker = self.worker, "opened");
         self.services.environment.open_units.enter(open.unit.volume(), self.worker);
+        open.unit.meter_mut().count_in(Arc::clone(&self.services.metrics.commands[self.worker]));
         units.insert(volume.clone(), UnitEntry::Open(Box::new(open)));
     }
 

@@ -54,6 +54,8 @@ pub(super) struct Units {
     pass: UnitPass,
     /// When stores were last asked how much memory they hold.
     memory_asked_at: Option<Instant>,
+    /// The time of the worker's iteration.
+    now: Option<Instant>,
 }
 
 /// What polling units has brought. Kept between polls for its capacity.
@@ -167,7 +169,7 @@ impl Units {
     /// are to be polled again soon, although nothing wakes the worker.
     pub(super) fn poll(&mut self, is_over: impl Fn() -> bool, output: &mut UnitOutput) -> bool {
         let (mut is_first, mut is_whole, mut goes_on) = (true, true, false);
-        let pass = self.pass.number;
+        let (pass, now) = (self.pass.number, self.now);
         for (name, entry) in &mut self.table {
             let Some(open) = entry.open_mut() else { continue };
             let Some(permit) = open.begin_poll(pass) else { continue };
@@ -177,6 +179,9 @@ impl Units {
                 break;
             }
             is_first = false;
+            if let Some(now) = now {
+                open.unit.meter_mut().tick(now);
+            }
             let before = output.finished.len();
             open.poll(permit, pass, &mut output.finished);
             goes_on |= open.unit.goes_on;
@@ -202,6 +207,7 @@ impl Units {
         (idle_close, scrub_share): (Duration, u8),
         is_awaited: bool,
     ) -> Vec<VolumeName> {
+        self.now = Some(now);
         let mut close = Vec::new();
         let bases: HashSet<VolumeName> = self.table.values().filter_map(UnitEntry::base).collect();
         for (name, entry) in &mut self.table {

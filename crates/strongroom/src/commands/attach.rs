@@ -21,11 +21,13 @@ use strongroom_initiator::front::leftovers::Leftovers;
 use strongroom_initiator::front::mounts;
 use strongroom_initiator::safety::{self, Memory};
 use strongroom_initiator::{KeyStatus, RemoteDevice, VolumeUrl};
+use strongroom_metrics::MetricsAddress;
 
 use super::detach;
 use crate::access::AccessArgs;
 use crate::attachments::{self, AttachmentState, Health, Registration};
 use crate::memory;
+use crate::metrics::{self, attachment::AttachmentSource};
 use crate::runtime_dir::RuntimeDir;
 use crate::sd_notify;
 use crate::signals::{ForceSignal, StopSignals, Waited};
@@ -91,6 +93,9 @@ pub(crate) struct AttachArgs {
     /// Write counters (connection, cryptography, keys changed, damaged blocks) to this file as JSON, every second.
     #[arg(long, value_name = "FILE")]
     stats_file: Option<PathBuf>,
+    /// Where to answer collectors of metrics: an address of the loopback (127.0.0.1:9465), or a socket (unix:/run/vault-metrics.sock).
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<MetricsAddress>,
     /// Stay in the foreground and log to standard error.
     #[arg(long)]
     foreground: bool,
@@ -193,12 +198,15 @@ fn serve(args: AttachArgs) -> Result<()> {
     options.lease = args.writer.options(&args.purpose());
     let counters = options.counters.clone();
     let device = args.access.attach_for_use(options, args.writer.way_out())?;
+    let source = AttachmentSource::new(args.url(), &device, counters.clone());
     let stats = args.stats_file.clone().map(|path| AttachmentStatsFile::start(path, &device, counters)).transpose()?;
-    let forced = end_when_forced(force, &device)?;
-    let attached = show(&args, device.clone()).inspect_err(|_| {
+    let detach = |_: &anyhow::Error| {
         // Ends the session, and with it the lease: the next attachment would wait for that.
         let _ = device.detach();
-    })?;
+    };
+    let collected = metrics::start(args.metrics.as_ref(), move || source.exposition()).inspect_err(detach)?;
+    let forced = end_when_forced(force, &device)?;
+    let attached = show(&args, device.clone()).inspect_err(detach)?;
     if !args.url().is_snapshot() {
         attached.follow_growth()?;
     }
@@ -210,7 +218,7 @@ fn serve(args: AttachArgs) -> Result<()> {
     tracing::info!(url = %args.url(), file = %attached.front_end.file_path().display(), "attached");
     sd_notify::notify("READY=1");
     let ended = wait_and_detach(attached, &signals, &forced, &mut registration);
-    drop(stats);
+    drop((stats, collected));
     let losses = match ended {
         Ok(None) => {
             if let Some(log) = log {

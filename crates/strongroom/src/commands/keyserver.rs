@@ -10,10 +10,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_keyserver::{Config, Database, DatabaseError, KeyServer, LocalMasterKey, Role, ServerOptions};
+use strongroom_metrics::MetricsAddress;
 
 use crate::sd_notify::{self, Watchdog};
 use crate::signals::StopSignals;
-use crate::{keys, process, stats_file};
+use crate::{keys, metrics, process, stats_file};
 
 /// How often metrics are written.
 const METRICS_EVERY: Duration = Duration::from_secs(5);
@@ -30,6 +31,10 @@ pub(crate) struct KeyServerCommand {
     /// The configuration.
     #[arg(long, value_name = "FILE", default_value = "/etc/strongroom/keyserver.toml")]
     config: PathBuf,
+    /// Where to answer collectors of metrics: an address of the loopback (127.0.0.1:9466), or a socket (unix:/run/strongroom-keyserver/metrics.sock);
+    /// instead of the configuration's `metrics`.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<MetricsAddress>,
     /// Check the configuration, the master key and the whole database, print the head of its audit log, and end.
     #[arg(long)]
     check: bool,
@@ -60,7 +65,11 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     let database = open_database(&config, &master)?;
     tracing::info!(volumes = database.volumes(), audit = %database.head(), "the key database is whole");
     let metrics_file = config.metrics_file.clone();
+    let metrics_address = args.metrics.clone().or_else(|| config.metrics.clone());
     let server = KeyServer::start(ServerOptions { config, node_key, database })?;
+    let reporter = server.reporter();
+    let measure = move || metrics::key_server::exposition(&reporter.report());
+    let collected = metrics::start(metrics_address.as_ref(), measure)?;
     for address in server.local_addresses() {
         println!("key server on {address}");
     }
@@ -81,6 +90,7 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     tracing::info!(signal = signal.name(), "stopping");
     sd_notify::notify("STOPPING=1");
     write_metrics(metrics_file.as_deref(), &server);
+    drop(collected);
     server.stop();
     Ok(())
 }

@@ -14,15 +14,18 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use strongroom_block::{CryptoCounters, Opener, Resealer, Suite};
+use strongroom_metrics::MetricsAddress;
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 use strongroom_target::config::{Limits, RuntimeKind};
-use strongroom_target::{BusyPoll, Catalogue, Config, ConfigReader, ProviderError, Target, TargetOptions, Volume};
+use strongroom_target::{
+    BusyPoll, Catalogue, Config, ConfigReader, ProviderError, Target, TargetHandle, TargetOptions, Volume,
+};
 
 use crate::root_args::DEFAULT_CONFIG;
 use crate::sd_notify::{self, Watchdog};
 use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
-use crate::{keys, memory, process, stats_file, wrapping};
+use crate::{keys, memory, metrics, process, stats_file, wrapping};
 
 use rules::RuleArgs;
 
@@ -54,6 +57,9 @@ pub(crate) struct ServeArgs {
     /// The socket for `strongroom status` and the like [default: .admin.sock among the volumes].
     #[arg(long, value_name = "FILE")]
     admin_socket: Option<PathBuf>,
+    /// Where to answer collectors of metrics: an address of the loopback (127.0.0.1:9464), or a socket (unix:/run/strongroom-target/metrics.sock).
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<MetricsAddress>,
     #[command(flatten)]
     workers: WorkerArgs,
     #[command(flatten)]
@@ -149,7 +155,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         return Ok(());
     }
     make_root(&config.root)?;
-    let root = config.root.clone();
+    let (root, metrics_address) = (config.root.clone(), config.metrics.clone());
     memory::bound_page_faults();
     // Each connection needs a descriptor, each open volume several.
     process::raise_file_limit();
@@ -164,15 +170,10 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         reread: Some(reader(&args)),
     };
     let handle = Target::start(options)?;
-    for address in handle.local_addresses() {
-        println!("serving on {address}");
-    }
-    if Catalogue::open(&root)?.names()?.is_empty() {
-        println!(
-            "there are no volumes in {root} yet; make one with: strongroom volume create NAME --size 10GiB --root {root}",
-            root = root.display()
-        );
-    }
+    let reporter = handle.reporter();
+    let measure = move || metrics::target::exposition(&reporter.report());
+    let collected = metrics::start(metrics_address.as_ref(), measure)?;
+    announce(&handle, &root)?;
     sd_notify::notify("READY=1");
     let mut watchdog = Watchdog::from_environment();
     let signal = loop {
@@ -187,7 +188,22 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     tracing::info!(signal = signal.name(), "stopping");
     sd_notify::notify("STOPPING=1");
     write_stats(args.stats_file.as_deref(), &handle);
+    drop(collected);
     handle.stop();
+    Ok(())
+}
+
+/// Says where it serves, and what to do if there is nothing to serve.
+fn announce(handle: &TargetHandle, root: &Path) -> Result<()> {
+    for address in handle.local_addresses() {
+        println!("serving on {address}");
+    }
+    if Catalogue::open(root)?.names()?.is_empty() {
+        println!(
+            "there are no volumes in {root} yet; make one with: strongroom volume create NAME --size 10GiB --root {root}",
+            root = root.display()
+        );
+    }
     Ok(())
 }
 
@@ -214,7 +230,7 @@ fn make_root(root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn reload(handle: &strongroom_target::TargetHandle) {
+fn reload(handle: &TargetHandle) {
     // What it came to, the target tells itself.
     sd_notify::notify("RELOADING=1");
     if let Err(problem) = handle.reload() {
@@ -251,7 +267,7 @@ fn resealer(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Re
     Ok(Arc::new(sealer))
 }
 
-fn write_stats(path: Option<&Path>, handle: &strongroom_target::TargetHandle) {
+fn write_stats(path: Option<&Path>, handle: &TargetHandle) {
     if let Some(path) = path {
         stats_file::write(path, &handle.stats());
     }
@@ -269,6 +285,7 @@ impl ServeArgs {
         set(&mut config.base_name, self.base_name.clone());
         config.node_key = self.node_key.clone().or(config.node_key);
         config.admin_socket = self.admin_socket.clone().or(config.admin_socket);
+        config.metrics = self.metrics.clone().or(config.metrics);
         if !self.listen.is_empty() {
             config.listen.clone_from(&self.listen);
         }
@@ -281,7 +298,7 @@ impl ServeArgs {
         if self.benchmark_suites && !Suite::ALL.into_iter().any(Suite::is_for_benchmarks_only) {
             bail!("--benchmark-suites: this program has no cipher suites for benchmarks; strongroom-lab has");
         }
-        config.benchmark_suites = self.benchmark_suites;
+        config.suites.benchmarks = self.benchmark_suites;
         Ok(config)
     }
 }

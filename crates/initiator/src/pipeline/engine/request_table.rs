@@ -1,6 +1,9 @@
 //! The requests that were taken in, the commands that they are split into, and the answers: who waits for whom, and when a request has
 //! ended. Absent: when a command may be sent, and what its end means.
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use slab::Slab;
 use strongroom_block::{DeviceError, Stamp};
 
@@ -8,6 +11,7 @@ use super::command::{Command, SealingState};
 use super::command_queue::CommandQueue;
 use super::fetches::Fetches;
 use crate::pipeline::command_plan::{CommandKind, CommandPlan};
+use crate::pipeline::meter::RequestMeter;
 use crate::pipeline::operation::Operation;
 use crate::pipeline::operation::execute::{Capabilities, Execute, FirstRecord};
 use crate::pipeline::outcome::Retries;
@@ -35,6 +39,8 @@ pub(super) struct Request {
     /// What no command was made for yet.
     remaining: Option<Range>,
     error: Option<DeviceError>,
+    /// When the engine took it in.
+    began: Option<Instant>,
 }
 
 impl Request {
@@ -83,6 +89,10 @@ pub(crate) struct RequestTable {
     finished: Vec<FinishedRequest>,
     /// What ended of the engine's own requests.
     own_ended: Vec<Purpose>,
+    /// Measures requests.
+    pub(crate) meter: Arc<RequestMeter>,
+    /// The time by which they are measured.
+    pub(crate) now: Option<Instant>,
 }
 
 impl RequestTable {
@@ -98,6 +108,8 @@ impl RequestTable {
             is_sealed,
             finished: Vec::new(),
             own_ended: Vec::new(),
+            meter: Arc::default(),
+            now: None,
         }
     }
 
@@ -114,7 +126,20 @@ impl RequestTable {
             outstanding: 0,
             remaining: Some(range),
             error: None,
+            began: self.now,
         }
+    }
+
+    /// A request has ended.
+    fn ended(&mut self, request: Request, result: Result<(), DeviceError>) {
+        self.measure(&request, result.as_ref().err());
+        self.finished.push(request.ended(result, self.block_bytes));
+    }
+
+    fn measure(&self, request: &Request, error: Option<&DeviceError>) {
+        let time = request.began.zip(self.now).map(|(began, now)| now.saturating_duration_since(began));
+        let bytes = request.range.count() * self.block_bytes as u64;
+        self.meter.ended(request.operation.io_kind(), time, bytes, error.map(|error| error.kind));
     }
 
     /// Takes a request in: it begins when no earlier writer of its blocks is left.
@@ -133,7 +158,7 @@ impl RequestTable {
     /// Ends a request that is not begun.
     pub(super) fn refuse(&mut self, new: NewRequest, error: DeviceError) {
         let request = self.request(new, None);
-        self.finished.push(request.ended(Err(error), self.block_bytes));
+        self.ended(request, Err(error));
     }
 
     /// Begins a request of the engine's own; it waits for no writer. `stored`: how the unit knows what is replayed.
@@ -258,10 +283,11 @@ impl RequestTable {
         let mut request = self.requests.remove(key);
         let (range, excludes_writers) = (request.range, request.excludes_writers);
         if let Reply::Engine(purpose) = request.reply {
+            self.measure(&request, request.error.as_ref());
             self.own_ended.push(purpose);
         } else {
             let result = request.error.take().map_or(Ok(()), Err);
-            self.finished.push(request.ended(result, self.block_bytes));
+            self.ended(request, result);
         }
         if excludes_writers {
             for granted in self.order.release(range) {
@@ -302,7 +328,7 @@ impl RequestTable {
     }
 
     /// When the oldest command in flight was sent.
-    pub(super) fn oldest_sent(&self) -> Option<std::time::Instant> {
+    pub(super) fn oldest_sent(&self) -> Option<Instant> {
         self.commands.iter().filter_map(|(_, command)| command.sent.as_ref()?.at).min()
     }
 
@@ -343,7 +369,7 @@ impl RequestTable {
         self.queue = CommandQueue::default();
         self.order = WriteOrder::default();
         for (_, request) in std::mem::take(&mut self.requests) {
-            self.finished.push(request.ended(Err(error.clone()), self.block_bytes));
+            self.ended(request, Err(error.clone()));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! WRITE, WRITE ATOMIC, CONDITIONAL WRITE and COMPARE AND WRITE: one operation of the store. After a write of sealed blocks that were checked
 //! on arrival, the versions that it replaced are released before it is answered.
 
-use strongroom_block::{Lba, SealRecord, Stamp, StoreSequence, keyless_checksum};
+use strongroom_block::{IoKind, Lba, SealRecord, Stamp, StoreSequence, keyless_checksum};
 use strongroom_scsi::Sense;
 use strongroom_scsi::transport::target::Response;
 use strongroom_scsi::transport::{Direction, Written};
@@ -17,6 +17,8 @@ pub(crate) const COMPARE_BYTES_MAX: u32 = 128 * 1024;
 /// Blocks that are being written.
 pub(crate) struct Write {
     wanted_bytes: u64,
+    /// Only if the blocks are as expected.
+    is_conditional: bool,
     stage: WriteStage,
 }
 
@@ -55,7 +57,7 @@ impl Write {
         medium.state.count_write(transfer.blocks);
         let is_checked = request.is_checked && !records.is_empty();
         let stage = WriteStage::first(is_checked, lba, records.len() as u64);
-        let write = Write { wanted_bytes: transfer.wanted_bytes, stage };
+        let write = Write { wanted_bytes: transfer.wanted_bytes, is_conditional: false, stage };
         let fua = medium.state.forces_unit_access(fua);
         Ok(Plan::Start(write, Op::Write { lba, data, records, fua, origin }))
     }
@@ -85,7 +87,7 @@ impl Write {
         let fua = medium.state.forces_unit_access(false);
         let op = Op::ConditionalWrite { lba, expected, data, record, fua, origin };
         let stage = WriteStage::first(request.is_checked, lba, 1);
-        Ok(Plan::Start(Write { wanted_bytes: transfer.wanted_bytes, stage }, op))
+        Ok(Plan::Start(Write { wanted_bytes: transfer.wanted_bytes, is_conditional: true, stage }, op))
     }
 
     /// COMPARE AND WRITE.
@@ -107,7 +109,13 @@ impl Write {
         }
         let fua = medium.state.forces_unit_access(fua);
         let op = Op::CompareAndWrite { lba, compare: both.slice(..half), data: both.slice(half..2 * half), fua };
-        Ok(Plan::Start(Write { wanted_bytes: 2 * half as u64, stage: WriteStage::Writing }, op))
+        let write = Write { wanted_bytes: 2 * half as u64, is_conditional: true, stage: WriteStage::Writing };
+        Ok(Plan::Start(write, op))
+    }
+
+    /// What its latency counts as.
+    pub(super) fn io_kind(&self) -> IoKind {
+        if self.is_conditional { IoKind::ConditionalWrite } else { IoKind::Write }
     }
 
     pub(super) fn advance(self, outcome: Outcome, medium: &Medium) -> Advance<Write> {
@@ -121,7 +129,8 @@ impl Write {
                     return done(written);
                 }
                 let pairs = (0..count).map(|at| (Lba(lba.0 + at), StoreSequence(first.0 + at))).collect();
-                let write = Write { wanted_bytes, stage: WriteStage::Releasing { written } };
+                let stage = WriteStage::Releasing { written };
+                let write = Write { wanted_bytes, is_conditional: self.is_conditional, stage };
                 Advance::Again(write, Op::Verified { pairs })
             }
             (WriteStage::Releasing { written }, Outcome::Verified { .. }) => done(written),
