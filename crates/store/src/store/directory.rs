@@ -42,7 +42,8 @@ pub(crate) fn log_for_reading(dir: &Path) -> Result<(Option<StoreLock>, Box<dyn 
     let file = File::open(dir.join(LOG_NAME)).map_err(missing_or("opening the store", dir))?;
     let lock = File::open(dir.join(LOCK_NAME)).ok().map(StoreLock);
     let in_use = |taken| matches!(taken, Err(TryLockError::WouldBlock));
-    if lock.as_ref().is_some_and(|lock| in_use(lock.0.try_lock_shared())) || in_use(patiently(|| file.try_lock_shared()))
+    if lock.as_ref().is_some_and(|lock| in_use(lock.0.try_lock_shared()))
+        || in_use(patiently(|| file.try_lock_shared()))
     {
         return Err(StoreError::InUse(dir.to_owned()));
     }
