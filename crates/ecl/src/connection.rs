@@ -25,6 +25,9 @@ pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// An association on which nothing was sent for so long sends a ping, so that middleboxes keep its path.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// Probe time-outs in a row that send contents again.
+const TIMEOUTS_BEFORE_PING: u32 = 3;
+
 /// Which end this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -371,9 +374,10 @@ impl<C: Clone> Connection<C> {
         has_number && self.peer().is_some() && (self.recovery.wants_probe() || departs && !self.congestion.is_limited())
     }
 
-    /// The content that a probe time-out wants to be sent once more.
+    /// The content that a probe time-out wants to be sent once more. After several in a row there is none, and a ping is sent, which passes
+    /// where packets with contents have become too long: its acknowledgement shows that those are lost.
     pub(crate) fn probe_content(&self) -> Option<C> {
-        if !self.recovery.wants_probe() {
+        if !self.recovery.wants_probe() || self.recovery.timeouts_in_a_row() >= TIMEOUTS_BEFORE_PING {
             return None;
         }
         self.recovery.oldest_contents().find_map(|carried| match carried {

@@ -104,6 +104,11 @@ impl<C: Clone> Recovery<C> {
         self.in_flight > 0
     }
 
+    /// Probe time-outs since a packet was acknowledged.
+    pub(crate) fn timeouts_in_a_row(&self) -> u32 {
+        self.timeouts
+    }
+
     /// Whether a packet may leave although the congestion window is full.
     pub(crate) fn wants_probe(&self) -> bool {
         self.probes > 0
