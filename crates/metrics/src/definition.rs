@@ -77,7 +77,8 @@ impl Definition {
     }
 }
 
-/// Declares the metrics of a process: a constant for each, and a list of all of them.
+/// Declares the metrics of a process: a constant for each, and a list of all of them, which can have attributes: a process that needs it for
+/// tests alone says `#[cfg(test)]`.
 ///
 /// ```
 /// strongroom_metrics::metrics! { ALL:
@@ -90,14 +91,14 @@ impl Definition {
 /// ```
 #[macro_export]
 macro_rules! metrics {
-    ($list:ident: $($name:ident = $kind:ident $metric:literal [$($label:literal),*] $help:literal;)+) => {
+    ($(#[$attribute:meta])* $list:ident: $($name:ident = $kind:ident $metric:literal [$($label:literal),*] $help:literal;)+) => {
         $(
             #[doc = $help]
             pub(crate) const $name: $crate::Definition = $crate::Definition::$kind($metric, &[$($label),*], $help);
         )+
 
         /// All of these metrics.
-        #[allow(dead_code)] // Documents and tests need it, and the process does not.
+        $(#[$attribute])*
         pub(crate) const $list: &[$crate::Definition] = &[$($name),+];
     };
 }

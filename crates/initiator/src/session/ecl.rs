@@ -88,9 +88,9 @@ impl EclTransport {
         config.window_bytes = grant.window_bytes;
         config.transfer_bytes_max = grant.transfer_bytes_max;
         config.queue_depth = grant.queue_depth;
-        // With custody `target`, which is the one without a source of keys, they travel in records.
         config.is_stream = carrier == Carrier::Stream;
         config.parity = options.url.parameters().parity;
+        // With custody `target`, which is the one without a source of keys, they travel in records.
         config.holds_keys = options.sealing.key_source.is_none();
         config.rekey = RekeyLimits { packets: options.channel.rekey.tags, bytes: options.channel.rekey.bytes };
         config.seed = u64::from_ne_bytes(random());

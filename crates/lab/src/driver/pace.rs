@@ -1,4 +1,5 @@
-//! A load of so many I/Os a second: when each is due. How long one took counts from then, so that what waits behind a slow I/O shows.
+//! A load with a fixed number of I/Os per second: when each of them is due. Latencies are counted from that time, so they include the wait behind
+//! a slow I/O.
 
 use std::time::{Duration, Instant};
 

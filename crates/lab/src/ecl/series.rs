@@ -63,7 +63,7 @@ pub(super) struct Series {
     /// Of both ends.
     pub(super) busy_poll: &'static str,
     pub(super) trials: Vec<Trial>,
-    /// So many cells that half of the repetitions have to do.
+    /// It has so many cells that each is measured half as often as usual.
     pub(super) is_broad: bool,
     /// Measurements last this many times as long as usual, and warm-ups as well.
     pub(super) longer: u32,

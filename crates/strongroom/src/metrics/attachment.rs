@@ -11,7 +11,7 @@ use strongroom_metrics::Exposition;
 
 use super::{add_crypto, add_latencies, seconds};
 
-strongroom_metrics::metrics! { ALL:
+strongroom_metrics::metrics! { #[cfg(test)] ALL:
     BUILD = gauge "strongroom_attachment_build_info" ["version"] "Always 1; the program's version is a label.";
     VOLUME = gauge "strongroom_attachment_info" ["volume", "transport"] "Always 1; the volume's name and what carries it are labels.";
     CONNECTED = gauge "strongroom_attachment_connected" [] "1 if there is a session with the target.";

@@ -3,7 +3,7 @@
 use strongroom_keyserver::{KeyServerReport, Role};
 use strongroom_metrics::Exposition;
 
-strongroom_metrics::metrics! { ALL:
+strongroom_metrics::metrics! { #[cfg(test)] ALL:
     BUILD = gauge "strongroom_keyserver_build_info" ["version"] "Always 1; the program's version is a label.";
     CONNECTIONS = gauge "strongroom_keyserver_connections" [] "Connections that are open.";
     REFUSED = counter "strongroom_keyserver_connections_refused" [] "Connections refused: too many, unknown identities, handshakes that failed.";

@@ -9,7 +9,7 @@ use strongroom_target::{IterationTimes, MemoryReport, MetricsReport, Stats};
 
 use super::{add_crypto, add_latencies, micros};
 
-strongroom_metrics::metrics! { ALL:
+strongroom_metrics::metrics! { #[cfg(test)] ALL:
     BUILD = gauge "strongroom_target_build_info" ["version"] "Always 1; the program's version is a label.";
     UPTIME = gauge "strongroom_target_uptime_seconds" [] "Time since it began to serve.";
     WORKERS = gauge "strongroom_target_workers" [] "Threads that serve volumes.";
