@@ -202,16 +202,14 @@ impl ResponseTransfer {
         self.parts.iter().map(|(_, part)| part.data().len() as u64).sum()
     }
 
-    /// A block of a sealed part: what stands in front of it, and its data.
-    fn sealed_block(&self, quantum: u32, quantum_bytes: u32) -> (Bytes, Buffer) {
-        let at = self.parts.partition_point(|(offset, _)| offset / quantum_bytes <= quantum) - 1;
-        let (offset, ReadPart::Sealed { data, records }) = &self.parts[at] else {
-            unreachable!("parity is of sealed parts")
+    /// A block of a sealed part: what stands in front of it, the part's data, and the byte of that at which the block begins.
+    fn block(&self, part: usize, block: u32, quantum_bytes: u32) -> (&[u8], &Buffer, usize) {
+        let (_, ReadPart::Sealed { data, records }) = &self.parts[part] else {
+            unreachable!("blocks are of sealed parts")
         };
-        let block = (quantum - offset / quantum_bytes) as usize;
-        let (start, entry_bytes) = (block * quantum_bytes as usize, records.entry_bytes());
-        let entry = Bytes::copy_from_slice(&records.as_bytes()[block * entry_bytes..][..entry_bytes]);
-        (entry, data.slice(start..start + quantum_bytes as usize))
+        let (block, entry_bytes) = (block as usize, records.entry_bytes());
+        let entry = &records.as_bytes()[block * entry_bytes..][..entry_bytes];
+        (entry, data, block * quantum_bytes as usize)
     }
 
     /// The packet of a content.
@@ -220,19 +218,22 @@ impl ResponseTransfer {
             |operation, quantum, length| Header { task: number as u32, quantum, length, ..Header::new(operation) };
         match content {
             ResponseContent::Block { part, block, segment: (index, count) } => {
-                let (offset, part) = &self.parts[part as usize];
-                let ReadPart::Sealed { data, records } = part else { unreachable!("blocks are of sealed parts") };
-                let (segment, entry_bytes) = (Segment { index, count }, records.entry_bytes());
-                let start = block as usize * quantum_bytes as usize;
+                let (entry, data, start) = self.block(part as usize, block, quantum_bytes);
+                let segment = Segment { index, count };
                 let range = segment.range(quantum_bytes as usize);
                 let payload = data.slice(start + range.start..start + range.end);
-                let body = records.as_bytes()[block as usize * entry_bytes..][..entry_bytes].to_vec();
                 let specific = quantum::specific_of(segment, &payload);
-                let header = header(Operation::DataIn, offset / quantum_bytes + block, quantum_bytes);
-                Outgoing { header: Header { segment, specific, ..header }, sink: tag, body, payload }
+                let number = self.parts[part as usize].0 / quantum_bytes + block;
+                let header = header(Operation::DataIn, number, quantum_bytes);
+                Outgoing { header: Header { segment, specific, ..header }, sink: tag, body: entry.to_vec(), payload }
             }
             ResponseContent::Parity(parity) => {
-                let member = |quantum| self.sealed_block(quantum, quantum_bytes);
+                let member = |quantum| {
+                    let at = self.parts.partition_point(|(offset, _)| offset / quantum_bytes <= quantum) - 1;
+                    let block = quantum - self.parts[at].0 / quantum_bytes;
+                    let (entry, data, start) = self.block(at, block, quantum_bytes);
+                    (Bytes::copy_from_slice(entry), data.slice(start..start + quantum_bytes as usize))
+                };
                 parity.packet((tag, number as u32), quantum_bytes, member)
             }
             ResponseContent::Plain { part, at } => {
