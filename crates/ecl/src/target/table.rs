@@ -66,6 +66,14 @@ impl Task {
         }
     }
 
+    fn bytes(&self) -> TaskBytes {
+        let unsent = match &self.phase {
+            Phase::Responding(transfer) => transfer.unsent_bytes(),
+            _ => 0,
+        };
+        TaskBytes { memory: self.memory_bytes(), unsent }
+    }
+
     /// What `complete` calls it.
     pub(super) fn id(&self, tag: SinkTag) -> Option<TaskId> {
         let number = self.command.as_ref()?.number;
@@ -88,16 +96,29 @@ pub(super) enum Use {
     Impossible,
 }
 
+/// What tasks hold, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TaskBytes {
+    /// Memory that they occupy.
+    pub(super) memory: u64,
+    /// Read data that has not left yet.
+    pub(super) unsent: u64,
+}
+
 #[derive(Debug, Default)]
 struct Slot {
     newest: Option<SinkTag>,
     task: Option<Task>,
+    /// What the table's sum has of this slot.
+    counted: TaskBytes,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct TaskTable {
     slots: Vec<Slot>,
+    /// Of all tasks: a target asks for each command, and there can be a thousand tasks.
+    bytes: TaskBytes,
 }
 
 impl TaskTable {
@@ -126,7 +147,31 @@ impl TaskTable {
         }
         let slot = &mut self.slots[tag.slot()];
         slot.newest = Some(tag);
-        slot.task.replace(Task { command: None, phase: Phase::Receiving(WriteAssembly::new(parity)) })
+        let earlier = slot.task.replace(Task { command: None, phase: Phase::Receiving(WriteAssembly::new(parity)) });
+        self.recount(tag);
+        earlier
+    }
+
+    /// What a task holds has changed.
+    pub(super) fn recount(&mut self, tag: SinkTag) {
+        let Some(slot) = self.slots.get_mut(tag.slot()) else { return };
+        let now = slot.task.as_ref().map_or(TaskBytes::default(), Task::bytes);
+        let before = std::mem::replace(&mut slot.counted, now);
+        self.bytes.memory = self.bytes.memory - before.memory + now.memory;
+        self.bytes.unsent = self.bytes.unsent - before.unsent + now.unsent;
+    }
+
+    /// What all tasks hold.
+    pub(super) fn bytes(&self) -> TaskBytes {
+        debug_assert_eq!(
+            self.bytes,
+            self.iter().map(|(_, task)| task.bytes()).fold(TaskBytes::default(), |sum, one| TaskBytes {
+                memory: sum.memory + one.memory,
+                unsent: sum.unsent + one.unsent,
+            }),
+            "a change that was not counted"
+        );
+        self.bytes
     }
 
     pub(super) fn get(&self, tag: SinkTag) -> Option<&Task> {
@@ -141,7 +186,9 @@ impl TaskTable {
 
     pub(super) fn remove(&mut self, tag: SinkTag) -> Option<Task> {
         let slot = self.slots.get_mut(tag.slot())?;
-        slot.task.take_if(|_| slot.newest == Some(tag))
+        let removed = slot.task.take_if(|_| slot.newest == Some(tag));
+        self.recount(tag);
+        removed
     }
 
     /// The tag of a task by the name that `complete` uses.
@@ -157,5 +204,6 @@ impl TaskTable {
 
     pub(super) fn clear(&mut self) {
         self.slots.clear();
+        self.bytes = TaskBytes::default();
     }
 }

@@ -165,6 +165,7 @@ impl TaskSet {
                 self.transfers.repaired += assembly.take_quantum(packet, entry, quantum_bytes, limit_bytes)?;
             }
         }
+        self.tasks.recount(tag);
         if is_sealed && packet.header.segment != Segment::WHOLE && packet.is_placed {
             self.transfers.joined_bytes += packet.payload.len() as u64;
         }
@@ -200,6 +201,7 @@ impl TaskSet {
         if !packet.payload.is_empty() {
             let repaired = assembly.take_quantum(packet, entry, quantum_bytes, write_bytes)?;
             self.transfers.repaired += repaired;
+            self.tasks.recount(tag);
         }
         if !self.credits.admits(write_bytes.into()) {
             return Err(PeerMisbehaved::Command { number, why: "more data than its credits allow" }.into());
@@ -331,6 +333,7 @@ impl TaskSet {
             immediate: false,
             data,
         }));
+        self.tasks.recount(tag);
         Ok(())
     }
 
@@ -442,6 +445,7 @@ impl TaskSet {
             self.settings.quantum_bytes,
             self.settings.parity,
         ));
+        self.tasks.recount(tag);
         self.responding.push_back(tag);
     }
 
@@ -531,6 +535,7 @@ impl TaskSet {
         if !transfer.is_sent() {
             self.responding.push_back(tag);
         }
+        self.tasks.recount(tag);
         Some(TaskContent::Response(tag, content))
     }
 
@@ -567,11 +572,7 @@ impl TaskSet {
 
     /// Bytes of read data that have not left yet.
     pub(super) fn unsent_bytes(&self) -> u64 {
-        let unsent = |task: &Task| match &task.phase {
-            Phase::Responding(transfer) => transfer.unsent_bytes(),
-            _ => 0,
-        };
-        self.tasks.iter().map(|(_, task)| unsent(task)).sum()
+        self.tasks.bytes().unsent
     }
 
     /// How many commands the logical unit executes.
@@ -581,7 +582,7 @@ impl TaskSet {
 
     /// Memory that the session's commands occupy, in bytes.
     pub(super) fn memory_bytes(&self) -> u64 {
-        self.tasks.iter().map(|(_, task)| task.memory_bytes()).sum()
+        self.tasks.bytes().memory
     }
 }
 
