@@ -87,6 +87,11 @@ pub(crate) struct ResponseBody {
 }
 
 impl ResponseBody {
+    /// Of a read that succeeded and whose data covers all that was asked for.
+    pub(crate) fn good(covered_bytes: u32) -> ResponseBody {
+        ResponseBody { covered_bytes, ..ResponseBody::default() }
+    }
+
     /// The operation's fields of the header, and the body.
     pub(crate) fn encode(&self) -> ([u8; 16], Vec<u8>) {
         let mut specific = [0; 16];

@@ -100,6 +100,8 @@ fn packets_to_the_initiator_are_as_documented() {
     let data_in = Header { task: 5, quantum: 1, credits: 1024, length: 512, ..Header::new(Operation::DataIn) };
     let entry = [&77u64.to_be_bytes()[..], record().as_bytes()].concat();
     to_initiator("S2-5 DATA IN, packet 0", 0, SINK, data_in, &entry);
+    let with_status = Header { flags: Flags(Flags::STATUS), ..data_in };
+    to_initiator("S2-5 DATA IN with the status, packet 3", 3, SINK, with_status, &entry);
 
     let ecn = EcnCounts { capable_0: 7, capable_1: 0, congestion_experienced: 1 };
     let acknowledgement = Acknowledgement { ranges: vec![(7, 9), (4, 4)], delay_us: 250, ecn };

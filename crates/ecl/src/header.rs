@@ -147,7 +147,9 @@ pub(crate) struct Flags(pub(crate) u8);
 impl Flags {
     /// The body begins with an acknowledgement.
     pub(crate) const ACKNOWLEDGEMENT: u8 = 1;
-    /// Parameters of the command are next in the body.
+    /// Of data: the command has ended with it, with the status GOOD (as the S bit of iSCSI's Data-In).
+    pub(crate) const STATUS: u8 = 2;
+    /// Of a command: its parameters are next in the body.
     pub(crate) const PARAMETERS: u8 = 2;
     /// The data of the command is sealed.
     pub(crate) const SEALED: u8 = 4;

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::connection::{Connection, Datagram, Fault, Outgoing, Packet, Role, SILENCE_MAX, Settled, Transmit};
 use crate::credit::UsableCredits;
 use crate::error::{CloseReason, PeerMisbehaved};
-use crate::header::{Header, Operation, Segment, u32_at};
+use crate::header::{Flags, Header, Operation, Segment, u32_at};
 use crate::parity::Parity;
 use crate::planted::{Planted, PlantedFault};
 use crate::quantum;
@@ -184,6 +184,9 @@ impl Session {
                 quantum::check(packet, record, self.quantum_bytes, self.planted)?;
                 let repaired = task.take_quantum(packet, self.quantum_bytes)?;
                 self.connection.statistics.quanta_repaired += repaired;
+                if packet.header.flags.has(Flags::STATUS) {
+                    task.take_status(packet, self.quantum_bytes)?;
+                }
                 if packet.header.segment != Segment::WHOLE && packet.is_placed {
                     self.connection.statistics.copied_bytes += packet.payload.len() as u64;
                     self.connection.statistics.placed_bytes -= packet.payload.len() as u64;

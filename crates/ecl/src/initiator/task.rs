@@ -359,6 +359,17 @@ impl Task {
         self.response.get_or_insert(response);
     }
 
+    /// Data says that the command has ended with it, so it is the last of all that was asked for.
+    pub(super) fn take_status(&mut self, packet: &Packet, quantum_bytes: u32) -> Result<(), PeerMisbehaved> {
+        let end_bytes = u64::from(packet.header.quantum) * u64::from(quantum_bytes) + u64::from(quantum_bytes);
+        let expected_bytes = self.command.expected_bytes;
+        if packet.header.segment != Segment::WHOLE || end_bytes != u64::from(expected_bytes) {
+            return Err(PeerMisbehaved::Data { tag: packet.sink.0, why: "a status before the last quantum" });
+        }
+        self.take_response(ResponseBody::good(expected_bytes));
+        Ok(())
+    }
+
     /// The next part of the read that follows what was moved without a gap.
     pub(super) fn next_data(&mut self, tag: SinkTag) -> Option<DataIn> {
         let (covers_bytes, content) = self.early.remove(&self.moved_bytes)?;
@@ -417,4 +428,30 @@ fn attribute_bits(attribute: TaskAttribute) -> u8 {
         TaskAttribute::Aca => 4,
     };
     code << Flags::ATTRIBUTE_SHIFT
+}
+
+#[cfg(test)]
+mod tests {
+    use strongroom_block::Buffer;
+    use strongroom_scsi::transport::Lun;
+
+    use super::*;
+
+    #[test]
+    fn a_status_comes_with_the_last_quantum_alone() {
+        let read = Command { sealed_block_bytes: Some(512), ..Command::read(Lun(0), [0; 16], 1024) };
+        let mut task = Task::new(read, 512, None).expect("a read of two quanta");
+        let packet = |quantum, segment| {
+            let flags = Flags(Flags::STATUS);
+            let header = Header { quantum, segment, flags, length: 512, ..Header::new(Operation::DataIn) };
+            Packet::for_tests(header, SinkTag::new(1, 1), Bytes::new(), Buffer::empty())
+        };
+        let half = Segment { index: 1, count: 2 };
+        for wrong in [packet(0, Segment::WHOLE), packet(2, Segment::WHOLE), packet(u32::MAX, Segment::WHOLE), packet(1, half)] {
+            assert!(matches!(task.take_status(&wrong, 512), Err(PeerMisbehaved::Data { .. })), "{wrong:?}");
+        }
+        assert_eq!(task.response, None);
+        task.take_status(&packet(1, Segment::WHOLE), 512).expect("the last one");
+        assert_eq!(task.completed(SinkTag::new(1, 1)), None, "its data is missing");
+    }
 }

@@ -9,7 +9,7 @@ use strongroom_scsi::transport::target::{ReadPart, Response};
 
 use crate::body::{self, ResponseBody};
 use crate::connection::Outgoing;
-use crate::header::{Header, Operation, PLAIN_BYTES_MAX, Segment};
+use crate::header::{Flags, Header, Operation, PLAIN_BYTES_MAX, Segment};
 use crate::parity::Parity;
 use crate::parity::sender::{ParityContent, ParityPlan};
 use crate::quantum;
@@ -18,8 +18,8 @@ use crate::tag::SinkTag;
 /// What a packet of an answer carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ResponseContent {
-    /// A block of a part, or a segment of one: index and count.
-    Block { part: u32, block: u32, segment: (u8, u8) },
+    /// A block of a part, or a segment of one: index and count. `ends`: it is the last of the answer, and says so.
+    Block { part: u32, block: u32, segment: (u8, u8), ends: bool },
     /// Bytes of a part from this one on.
     Plain { part: u32, at: u32 },
     /// A part that is absent.
@@ -50,6 +50,8 @@ pub(super) struct ResponseTransfer {
     /// Segments of the block before it that were not sent.
     segments: VecDeque<Segment>,
     parity: ParityPlan,
+    /// The response says no more than the last block can say.
+    may_end_with_data: bool,
     is_end_sent: bool,
     unacknowledged: BTreeSet<ResponseContent>,
     unsent_bytes: u64,
@@ -76,19 +78,21 @@ impl ResponseTransfer {
             covered_bytes += covers;
         }
         let unsent_bytes = parts.iter().map(|(_, part)| part.data().len() as u64).sum();
-        let body = ResponseBody {
+        let response = ResponseBody {
             status: response.status,
             residual: Residual::of(expected_bytes, wanted),
             covered_bytes,
             written: response.written,
             sense: response.sense,
         };
+        let may_end_with_data = parity.is_none() && response == ResponseBody::good(expected_bytes);
         ResponseTransfer {
             parts,
-            response: body,
+            response,
             next: (0, 0),
             segments: VecDeque::new(),
             parity: ParityPlan::new(parity),
+            may_end_with_data,
             is_end_sent: false,
             unacknowledged: BTreeSet::new(),
             unsent_bytes,
@@ -107,7 +111,7 @@ impl ResponseTransfer {
             }
         }
         let content = self.next_unsent(quantum_bytes, segment_bytes)?;
-        if let ResponseContent::Block { part, block, segment: (_, 1) } = content {
+        if let ResponseContent::Block { part, block, segment: (_, 1), .. } = content {
             let (offset, _) = &self.parts[part as usize];
             self.parity.sent(offset / quantum_bytes + block);
         }
@@ -147,7 +151,15 @@ impl ResponseTransfer {
         }
         let end = offset + len;
         self.next = if end == part.covers_bytes() { (at + 1, 0) } else { (at, end) };
-        Some(content)
+        match content {
+            ResponseContent::Block { part, block, segment: (0, 1), .. }
+                if self.may_end_with_data && self.next.0 == self.parts.len() =>
+            {
+                self.is_end_sent = true;
+                Some(ResponseContent::Block { part, block, segment: (0, 1), ends: true })
+            }
+            content => Some(content),
+        }
     }
 
     /// Whether everything was sent once.
@@ -179,14 +191,14 @@ impl ResponseTransfer {
         if matches!(content, ResponseContent::Parity(_)) && segment_bytes < quantum_bytes as usize {
             return Some(Vec::new());
         }
-        let ResponseContent::Block { part, block, segment: (index, count) } = content else { return None };
+        let ResponseContent::Block { part, block, segment: (index, count), ends } = content else { return None };
         let whole = Segment { index, count };
         let segments: Vec<Segment> = quantum::cut(whole, quantum_bytes, segment_bytes).collect();
         if segments == [whole] {
             return None;
         }
-        let contents: Vec<_> =
-            segments.into_iter().map(|segment| block_content(part as usize, block, segment)).collect();
+        let segments = segments.into_iter().map(|segment| block_content(part as usize, block, segment));
+        let contents: Vec<_> = segments.chain(ends.then_some(ResponseContent::End)).collect();
         self.unacknowledged.remove(&content);
         self.unacknowledged.extend(&contents);
         Some(contents)
@@ -217,15 +229,16 @@ impl ResponseTransfer {
         let header =
             |operation, quantum, length| Header { task: number as u32, quantum, length, ..Header::new(operation) };
         match content {
-            ResponseContent::Block { part, block, segment: (index, count) } => {
+            ResponseContent::Block { part, block, segment: (index, count), ends } => {
                 let (entry, data, start) = self.block(part as usize, block, quantum_bytes);
                 let segment = Segment { index, count };
                 let range = segment.range(quantum_bytes as usize);
                 let payload = data.slice(start + range.start..start + range.end);
                 let specific = quantum::specific_of(segment, &payload);
                 let number = self.parts[part as usize].0 / quantum_bytes + block;
-                let header = header(Operation::DataIn, number, quantum_bytes);
-                Outgoing { header: Header { segment, specific, ..header }, sink: tag, body: entry.to_vec(), payload }
+                let flags = Flags(if ends { Flags::STATUS } else { 0 });
+                let header = Header { flags, segment, specific, ..header(Operation::DataIn, number, quantum_bytes) };
+                Outgoing { header, sink: tag, body: entry.to_vec(), payload }
             }
             ResponseContent::Parity(parity) => {
                 let member = |quantum| {
@@ -260,7 +273,7 @@ impl ResponseTransfer {
 }
 
 fn block_content(part: usize, block: u32, segment: Segment) -> ResponseContent {
-    ResponseContent::Block { part: part as u32, block, segment: (segment.index, segment.count) }
+    ResponseContent::Block { part: part as u32, block, segment: (segment.index, segment.count), ends: false }
 }
 
 /// As much of a part as `room` bytes take; `None` for nothing.
@@ -281,4 +294,76 @@ fn clipped(part: ReadPart, room: u32, quantum_bytes: u32) -> Option<ReadPart> {
         }
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves which answers end with their last block, and that no response is lost when that block is cut.
+    use strongroom_block::{AttachId, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite};
+    use strongroom_scsi::transport::StoredRecords;
+
+    use super::*;
+
+    const BYTES: u32 = 1024;
+    const LAST: ResponseContent = ResponseContent::Block { part: 0, block: 1, segment: (0, 1), ends: true };
+
+    /// Two blocks.
+    fn response() -> Response {
+        let stamp = Stamp { attach_id: AttachId([7; 16]), counter: 1 };
+        let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags::default(), 3, stamp, 0, [5; 16]);
+        let entries = [(StoreSequence(1), &record), (StoreSequence(2), &record)];
+        let records = StoredRecords::new(8 + SealRecord::BASE_BYTES, entries.into_iter(), false);
+        let data = Buffer::copy_from(&[7; 2 * BYTES as usize]);
+        Response { data: vec![ReadPart::Sealed { data, records }], ..Response::default() }
+    }
+
+    fn transfer(response: Response, expected_bytes: u32, parity: Option<Parity>) -> ResponseTransfer {
+        let transferred = Transferred { expected_bytes, arrived_bytes: 0, is_read: true };
+        ResponseTransfer::new(response, transferred, BYTES, parity)
+    }
+
+    fn contents(transfer: &mut ResponseTransfer, segment_bytes: u32) -> Vec<ResponseContent> {
+        std::iter::from_fn(|| transfer.next_content(BYTES, segment_bytes as usize)).collect()
+    }
+
+    #[test]
+    fn a_read_of_all_that_was_asked_for_ends_with_its_last_block() {
+        let mut transfer = transfer(response(), 2 * BYTES, None);
+        let sent = contents(&mut transfer, BYTES);
+        assert_eq!(sent, [block_content(0, 0, Segment::WHOLE), LAST]);
+        let flags = |content| transfer.packet(SinkTag::new(1, 1), 5, content, BYTES).header.flags;
+        assert_eq!(sent.iter().map(|content| flags(*content).has(Flags::STATUS)).collect::<Vec<_>>(), [false, true]);
+        assert!(transfer.is_sent() && !transfer.acknowledged(LAST) && transfer.acknowledged(sent[0]));
+    }
+
+    #[test]
+    fn what_a_block_cannot_say_is_a_response_of_its_own() {
+        let whole = 2 * BYTES;
+        let missing = Response { wanted_bytes: Some(u64::from(whole) + 1), ..response() };
+        let failed = Response { status: 2, sense: vec![0x70], ..response() };
+        let parity = Parity::new(2, 1);
+        for (name, mut transfer, segment_bytes) in [
+            ("less than was asked for", transfer(response(), whole + BYTES, None), BYTES),
+            ("more than was asked for", transfer(missing, whole, None), BYTES),
+            ("a failure", transfer(failed, whole, None), BYTES),
+            ("parity", transfer(response(), whole, parity), BYTES),
+            ("segments", transfer(response(), whole, None), BYTES / 2),
+        ] {
+            let sent = contents(&mut transfer, segment_bytes);
+            assert_eq!(sent.last(), Some(&ResponseContent::End), "{name}");
+            assert!(!sent.contains(&LAST), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_last_block_that_is_cut_leaves_its_status_to_a_response() {
+        let mut transfer = transfer(response(), 2 * BYTES, None);
+        let sent = contents(&mut transfer, BYTES);
+        let instead = transfer.cut_further(LAST, BYTES, BYTES as usize / 2).expect("it does not fit");
+        let half = |index| block_content(0, 1, Segment { index, count: 2 });
+        assert_eq!(instead, [half(0), half(1), ResponseContent::End]);
+        assert!(instead.iter().all(|content| transfer.is_waiting_for(*content)) && !transfer.is_waiting_for(LAST));
+        let ends: Vec<bool> = sent[..1].iter().chain(&instead).map(|content| transfer.acknowledged(*content)).collect();
+        assert_eq!(ends, [false, false, false, true]);
+    }
 }
