@@ -118,7 +118,8 @@ fn sim_system_a_request_waits_for_no_ping() {
 #[test]
 fn sim_system_over_ecl_every_block_is_linearizable() {
     let seen = all_pass_over(Transport::Ecl, Profile::Everything, &seeds(ECL_SEEDS));
-    let datagrams = [seen.datagrams_lost, seen.datagrams_repeated, seen.datagrams_damaged, seen.cuts];
+    let datagrams = [seen.datagrams_lost, seen.datagrams_repeated, seen.datagrams_damaged, seen.datagrams_repaired];
+    assert!(seen.histories < 100 || seen.cuts > 0, "{seen:?}");
     assert!(seen.histories < 100 || datagrams.iter().all(|count| *count > 0), "{seen:?}");
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelError, ChannelKeys, ChannelLimits, FrameKind, Role, Scheme};
-use strongroom_ecl::{CongestionAlgorithm, EclKeys, Planted, RekeyLimits};
+use strongroom_ecl::{CongestionAlgorithm, EclKeys, Parity, Planted, RekeyLimits};
 
 use super::layout::BLOCK_BYTES;
 
@@ -77,6 +77,7 @@ pub(super) struct AssociationSetup {
     /// Bytes of write data that the target takes.
     pub(super) window_bytes: u64,
     pub(super) rekey_packets: u64,
+    pub(super) parity: Option<Parity>,
     pub(super) planted: Planted,
 }
 
@@ -94,6 +95,7 @@ impl AssociationSetup {
         let keys = EclKeys::new(exporter(id), scheme, Suite::Aes256Gcm);
         let mut config = strongroom_ecl::Config::new(keys, id as u32, peer, BLOCK_BYTES as u32);
         config.window_bytes = self.window_bytes;
+        config.parity = self.parity;
         config.rekey = RekeyLimits { packets: self.rekey_packets, ..RekeyLimits::default() };
         let is_cubic = id.is_multiple_of(3);
         config.congestion = if is_cubic { CongestionAlgorithm::Cubic } else { CongestionAlgorithm::Bbr };

@@ -48,6 +48,8 @@ seen! {
     datagrams_damaged,
     /// Datagrams that were too long for the path.
     datagrams_too_long,
+    /// Blocks of writes that were lost on the way and restored from parity.
+    datagrams_repaired,
     /// Messages that one worker of the target sent to another.
     messages,
     /// Sessions that did not begin at the worker of their unit.

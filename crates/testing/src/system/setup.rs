@@ -1,5 +1,6 @@
 //! What the initiators of a run have in common, drawn from its seed.
 
+use strongroom_ecl::Parity;
 use strongroom_initiator::Scheme;
 
 use super::association::AssociationSetup;
@@ -56,21 +57,23 @@ pub(super) fn choose_setup(
     }
 }
 
-/// Few credits, or more than are ever used; keys that change often, or never.
+/// Few credits, or more than are ever used; keys that change often, or never; parity, or none.
 fn choose_associations(
     random: &mut Random,
     (profile, transport): (Profile, Transport),
     scheme: Scheme,
     planted: Planted,
 ) -> AssociationSetup {
-    let (mut window_bytes, mut rekey_packets) = (1 << 20, 1 << 20);
+    let (mut window_bytes, mut rekey_packets, mut parity) = (1 << 20, 1 << 20, None);
     if transport == Transport::Ecl {
         window_bytes = [8 * BLOCK_BYTES as u64, 1 << 20][random.below(2) as usize];
         rekey_packets = [50, 1 << 20][random.below(2) as usize];
+        // Requests are of a few blocks.
+        parity = [None, Parity::new(2, 1), Parity::new(4, 2)][random.below(3) as usize];
     }
     if profile == Profile::Replays {
         // Packets under older keys are not authentic any more: the window has nothing to keep out.
         rekey_packets = 1 << 20;
     }
-    AssociationSetup { scheme, window_bytes, rekey_packets, planted: planted.ecl }
+    AssociationSetup { scheme, window_bytes, rekey_packets, parity, planted: planted.ecl }
 }

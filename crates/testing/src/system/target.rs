@@ -84,6 +84,11 @@ impl Target {
         self.connections.remote_sessions + self.associations.remote_sessions
     }
 
+    /// Blocks of writes that were restored from parity.
+    pub(super) fn quanta_repaired(&self) -> u64 {
+        self.associations.quanta_repaired
+    }
+
     /// The most steps in the store that one call took.
     pub(super) fn steps_max(&self) -> u64 {
         self.workers.steps.most.max(self.volume.store.steps.most)

@@ -227,6 +227,7 @@ impl World {
         self.seen.datagrams_repeated += counts.repeated;
         self.seen.datagrams_damaged += counts.damaged;
         self.seen.datagrams_too_long += counts.too_long;
+        self.seen.datagrams_repaired += self.target.quanta_repaired();
         self.seen.histories += 1;
         self.seen.registers += self.history.registers_of(self.initiators.setup().blocks).start;
         self.seen.steps_of_a_call_max = self.target.steps_max();

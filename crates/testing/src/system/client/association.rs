@@ -53,9 +53,8 @@ impl Client {
         if login.stage == Stage::Opening && login.channel.is_confirmed() {
             let target_name = target_name(VIEWS[self.view]);
             let (isid, initiator_name) = (isid_of(self.number), initiator_name(self.number));
-            login.channel.send(
-                &LoginRequest { carrier: Carrier::Udp, parity: None, isid, initiator_name, target_name }.encode(),
-            );
+            let (carrier, parity) = (Carrier::Udp, self.setup.associations.parity);
+            login.channel.send(&LoginRequest { carrier, parity, isid, initiator_name, target_name }.encode());
             login.stage = Stage::Asked;
         }
         for message in messages {

@@ -53,6 +53,8 @@ pub(super) struct AssociationTable {
     output: Vec<Output>,
     /// Associations that did not begin at the worker of their unit.
     pub(super) remote_sessions: u64,
+    /// Quanta of writes that parity restored.
+    pub(super) quanta_repaired: u64,
 }
 
 impl Association {
@@ -74,7 +76,7 @@ impl Association {
 
 impl AssociationTable {
     pub(super) fn new(setup: AssociationSetup) -> AssociationTable {
-        AssociationTable { setup, table: BTreeMap::new(), output: Vec::new(), remote_sessions: 0 }
+        AssociationTable { setup, table: BTreeMap::new(), output: Vec::new(), remote_sessions: 0, quanta_repaired: 0 }
     }
 
     /// The process is gone, with everything that it had in memory.
@@ -131,9 +133,11 @@ impl AssociationTable {
             return false;
         };
         let Some(session) = workers.get_mut(*worker).association(*session) else { return false };
-        let before = session.statistics().packets_received;
+        let before = session.statistics();
         session.handle_datagram(now, datagram);
-        session.statistics().packets_received > before
+        let after = session.statistics();
+        self.quanta_repaired += after.quanta_repaired - before.quanta_repaired;
+        after.packets_received > before.packets_received
     }
 
     /// A login arrives at the worker to which it was handed over. If it waits, the volume may have another owner by now.
