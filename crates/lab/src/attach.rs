@@ -1,9 +1,8 @@
 //! `attach`: what a program feels on an attached volume. fio uses the file in FUSE with direct I/O, and a file in ext4 on `--mount`, in
 //! every scheme and of every release that takes part; our own client does the same I/O on the same target without FUSE, as the base line.
 //!
-//! Absent: how volumes are attached (`attachment`), and what is done with fio's words (`fio`).
+//! Absent: how volumes are attached (`attachment`), and what fio is told and says (`fio`).
 
-mod fio;
 mod served;
 
 use std::time::Duration;
@@ -13,12 +12,12 @@ pub use served::{AttachArguments, ServeOptions, ServedVolumes, Way};
 use crate::attachment;
 use crate::cell::{CellKey, CpuCost, ProgramAccess, Throughput};
 use crate::cpu::{Placement, ThreadTimes};
+use crate::fio::{FioJob, FioLength};
 use crate::programs::is_installed;
 use crate::rawio::{self, RawioPlan, settle_processes};
 use crate::schedule::{Watch, interleaved, measure_all, pause};
 use crate::window::Used;
 use crate::{BenchError, Cell, Contender, Grid, Pattern, Point, Window};
-use fio::{FioJob, FioLength};
 use strongroom::units::long_size;
 
 /// The name in results.

@@ -151,6 +151,9 @@ pub struct Throughput {
     /// I/Os a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iops: Option<f64>,
+    /// Of several initiators: Jain's index of the bytes that each moved. 1: all the same; 1/n: one of n had everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fairness: Option<f64>,
 }
 
 /// How long I/Os took, in microseconds.
@@ -258,7 +261,7 @@ impl Throughput {
     pub fn new(ios: u64, bytes: u64, elapsed_s: f64) -> Throughput {
         let rate = |amount: f64| (elapsed_s > 0.0).then_some(amount / elapsed_s);
         let mib_s = rate(bytes as f64 / f64::from(1 << 20));
-        Throughput { elapsed_s, ios, bytes, mib_s, iops: rate(ios as f64) }
+        Throughput { elapsed_s, ios, bytes, mib_s, iops: rate(ios as f64), fairness: None }
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod files;
 mod flood;
+mod local_disk;
 mod path;
 mod series;
 mod shared_link;
@@ -194,6 +195,9 @@ fn run_series(
                 flood::run(&rawio, &site, &mut contenders, &mut watch)?;
             }
             _ => rawio::run(&rawio, &mut contenders, &mut watch)?,
+        }
+        if series.is_beside_disk {
+            local_disk::run(&rawio, plan, contenders.len(), &mut watch)?;
         }
         progress.done += series.steps_of(plan, trial);
     }

@@ -8,6 +8,7 @@
 //! peers, libiscsi, nbd other people's targets and stacks as contenders, and the drivers for their initiators
 //! btio, dbench        the papers' applications
 //! attach, attachment  what a program feels on an attached volume: fio on the file in FUSE and on ext4
+//! fio                 what fio is told, and what it says
 //! ecl, namespaces     the transport ECL beside iSCSI over TCP, over cables and links between two network namespaces
 //! wan                 the WAN paper's experiment over an emulated link, beside its model
 //! setup, processor    what a contender of ours is made of: scheme, suite, custody; with AES instructions or without
@@ -33,6 +34,7 @@ pub mod driver;
 pub mod ecl;
 pub mod engine;
 mod error;
+mod fio;
 mod grid;
 mod initiator;
 mod latency;

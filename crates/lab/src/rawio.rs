@@ -201,6 +201,7 @@ pub(crate) fn measure_and(
     if plan.is_prorated {
         throughput.iops = Some(totals.moved.bytes as f64 / point.size as f64 / totals.elapsed_s);
     }
+    throughput.fairness = totals.fairness();
     cell.set_measured(throughput, &totals.latencies, &used);
     cell.verified = totals.verified;
     let work = work_before.zip(contender.target_work());
@@ -213,6 +214,8 @@ pub(crate) fn measure_and(
 struct Totals {
     ios: u64,
     moved: ProratedCounts,
+    /// Bytes that each initiator moved.
+    shares: Vec<u64>,
     /// Of the initiator that took longest.
     elapsed_s: f64,
     latencies: Latencies,
@@ -230,6 +233,7 @@ impl Default for Totals {
         Totals {
             ios: 0,
             moved: ProratedCounts::default(),
+            shares: Vec::new(),
             elapsed_s: 0.0,
             latencies: Latencies::default(),
             errors: 0,
@@ -251,6 +255,7 @@ impl Totals {
         let moved = if is_prorated { outcome.prorated } else { completed };
         self.ios += outcome.ios;
         self.moved.bytes += moved.bytes;
+        self.shares.push(moved.bytes);
         self.moved.crypto_bytes += moved.crypto_bytes;
         self.moved.encrypted_bytes += moved.encrypted_bytes;
         self.counts_crypto &= outcome.crypto_bytes.is_some();
@@ -276,6 +281,13 @@ impl Totals {
         }
         (self.moved.bytes == 0)
             .then(|| "no I/O completed in the time of the measurement; give more --seconds".to_owned())
+    }
+
+    /// Jain's index (Jain, Chiu, Hawe, DEC-TR-301) of several initiators' shares.
+    fn fairness(&self) -> Option<f64> {
+        let sum = |of: fn(f64) -> f64| self.shares.iter().map(|share| of(*share as f64)).sum::<f64>();
+        let squares = sum(|share| share * share) * self.shares.len() as f64;
+        (self.shares.len() > 1 && squares > 0.0).then(|| sum(|share| share).powi(2) / squares)
     }
 
     /// The initiators' part.
@@ -367,6 +379,13 @@ mod tests {
         }
         assert!(jobs.iter().all(|job| job.len.is_multiple_of(1 << 20) && job.len > 30 << 20));
         assert_eq!(in_words(point), "4 KiB seqread, depth 1, 3 initiators");
+    }
+
+    #[test]
+    fn shares_are_fair_if_they_are_alike() {
+        let of = |shares: &[u64]| Totals { shares: shares.to_vec(), ..Totals::default() }.fairness();
+        assert_eq!((of(&[5, 5, 5, 5]), of(&[8, 0, 0, 0]), of(&[1, 3])), (Some(1.0), Some(0.25), Some(0.8)));
+        assert_eq!((of(&[7]), of(&[0, 0])), (None, None), "nothing is shared");
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::fio::{FioJob, FioLength};
 use crate::attachment::{Attachment, AttachmentOptions};
 use crate::engine::AttachSettings;
+use crate::fio::{FioJob, FioLength};
 use crate::ours::FURTHER_BLOCK_BYTES;
 use crate::schedule::Watch;
 use crate::{BenchError, Contender, Ours, OursOptions, Pattern};

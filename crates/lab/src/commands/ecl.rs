@@ -17,7 +17,7 @@ use strongroom::units::parse_size;
     strongroom-lab ecl --json ecl.jsonl && strongroom-lab report ecl.jsonl --ecl ecl.md --plots plots\n  \
     strongroom-lab ecl loss fairness --runs 3 --json ecl.jsonl --append\n\n\
     goals: the target's CPU time per GiB and per 4 KiB I/O, and latency at depth 1\n  \
-    figures: throughput over packets of 1500 to 16000 bytes, with and without offloads, and quanta of 512 to 4096\n  \
+    figures: throughput over packets of 1500 to 16000 bytes, with and without offloads, beside the local disk, and quanta of 512 to 4096\n  \
     depths: 4 KiB I/Os at depth 1 to 128\n  \
     loss: 4 KiB reads over links that lose packets, and writes over a long one\n  \
     fairness: beside a TCP connection, and 1 to 8 initiators, through 100 Mbit/s\n  \

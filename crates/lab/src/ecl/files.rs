@@ -14,6 +14,7 @@ use crate::schedule::Watch;
 use crate::{BenchError, Cell, Contender, Hosts, Identity, Ours, OursOptions, SchemeChoice, Setup};
 
 use super::EclPlan;
+use super::local_disk::LOCAL_DISK;
 
 /// As in results.
 pub(super) const BENCH: &str = "ecl-files";
@@ -21,8 +22,6 @@ pub(super) const BENCH: &str = "ecl-files";
 const FILE_MIB: u64 = 256;
 /// Bytes of a volume: the file, and room for ext4's own.
 const VOLUME_BYTES: u64 = 1 << 30;
-/// What is there without a volume.
-const LOCAL: &str = "local disk";
 /// bonnie++'s phases that move blocks, with their places in a line of its results.
 const PHASES: [(&str, usize); 3] =
     [("bonnie++ write", WRITE_AT), ("bonnie++ rewrite", REWRITE_AT), ("bonnie++ read", READ_AT)];
@@ -79,7 +78,7 @@ pub(super) fn run(plan: &EclPlan, watch: &mut dyn Watch) -> Result<(), BenchErro
 
 fn start(plan: &EclPlan) -> Result<Vec<FileSystem>, BenchError> {
     let made = |path: PathBuf| fs::create_dir_all(&path).map_err(|error| BenchError::file(&path, error)).map(|()| path);
-    let local = Identity { contender: LOCAL.into(), medium: "directory".into(), ..Identity::default() };
+    let local = Identity { contender: LOCAL_DISK.into(), medium: "directory".into(), ..Identity::default() };
     let directory = made(plan.disk_directory.join("local"))?;
     let mut all = vec![FileSystem { identity: local, attachment: None, _target: None, directory }];
     for scheme in SchemeChoice::list(&SCHEMES.join(","))? {

@@ -69,6 +69,8 @@ pub(super) struct Series {
     pub(super) longer: u32,
     /// What else uses the path.
     pub(super) company: Company,
+    /// The same I/O is done on a file on the local disk as well.
+    pub(super) is_beside_disk: bool,
 }
 
 /// What else uses a path while something is measured over it.
@@ -121,7 +123,7 @@ fn goals() -> Vec<Series> {
 fn packets() -> Series {
     let patterns = [Pattern::SeqRead, Pattern::SeqWrite];
     let series = Series::new("ecl-mtu", &[S0, S2_1, S2_5, ECL], TargetTerms::default(), cables(&MTUS, &patterns));
-    Series { is_broad: true, ..series }
+    Series { is_broad: true, is_beside_disk: true, ..series }
 }
 
 /// The quanta paper's Figure 10, and 8 and 9 for every quantum.
@@ -266,7 +268,16 @@ impl Series {
             setup: Setup::new(*scheme).with_target(terms),
         };
         let contenders = schemes.iter().map(contender).collect();
-        Series { bench, contenders, busy_poll: "off", trials, is_broad: false, longer: 1, company: Company::Nothing }
+        Series {
+            bench,
+            contenders,
+            busy_poll: "off",
+            trials,
+            is_broad: false,
+            longer: 1,
+            company: Company::Nothing,
+            is_beside_disk: false,
+        }
     }
 
     fn runs(&self, plan: &EclPlan) -> u32 {
@@ -275,7 +286,7 @@ impl Series {
 
     /// How many measurements a trial is.
     pub(super) fn steps_of(&self, plan: &EclPlan, trial: &Trial) -> usize {
-        trial.grid.points().len() * self.contenders.len() * self.runs(plan) as usize
+        trial.grid.points().len() * (self.contenders.len() + usize::from(self.is_beside_disk)) * self.runs(plan) as usize
     }
 
     /// How many measurements there are.

@@ -204,7 +204,8 @@ const KNOWN: &[Description] = &[
         title: "Throughput over the length of packets (the quanta paper's Figures 6 to 9)",
         question: "",
         method: "64 KiB I/Os at depth 16, quanta of 4 KiB. Without offloads, the device takes no trains of packets: every packet crosses the cable by itself, as \
-                 on the paper's network. Targets are not limited.",
+                 on the paper's network. Targets are not limited. The local disk is a file on the disk of this machine: fio with direct I/O, which no packet \
+                 concerns.",
         main: Measure::Throughput,
     },
     Description {
@@ -246,7 +247,8 @@ const KNOWN: &[Description] = &[
         bench: "ecl-several",
         title: "Several initiators through one bottleneck",
         question: "",
-        method: "The link emulator: 100 Mbit/s, 10 ms one way, 64 KiB writes.",
+        method: "The link emulator: 100 Mbit/s, 10 ms one way, 64 KiB writes. Fairness is Jain's index of what each initiator moved: 1 if all moved the same, 1/n if \
+                 one of n moved everything.",
         main: Measure::Throughput,
     },
     Description {

@@ -11,7 +11,7 @@ use crate::Results;
 use strongroom::plot::number;
 
 /// Numbers that are shown if any row has them.
-pub(crate) const COLUMNS: [Measure; 19] = [
+pub(crate) const COLUMNS: [Measure; 20] = [
     Measure::Throughput,
     Measure::Model,
     Measure::OfModel,
@@ -31,6 +31,7 @@ pub(crate) const COLUMNS: [Measure; 19] = [
     Measure::InitiatorCrypto,
     Measure::Wire,
     Measure::TcpBeside,
+    Measure::Fairness,
 ];
 
 /// The section between the marks, under its title; `judged`, if anything, comes before the experiments.

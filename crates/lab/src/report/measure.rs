@@ -47,6 +47,8 @@ pub enum Measure {
     Wire,
     /// What a TCP connection carried meanwhile over the same link, MiB a second.
     TcpBeside,
+    /// Jain's index of what each initiator moved.
+    Fairness,
 }
 
 impl Measure {
@@ -78,6 +80,7 @@ impl Measure {
             Measure::InitiatorCpu => cell.cpu.initiator_cpu.filter(|_| cell.link.delay_ms.is_some()),
             Measure::Wire => cell.model.wire_per_byte,
             Measure::TcpBeside => cell.link.tcp_beside_mib_s,
+            Measure::Fairness => cell.throughput.fairness,
         }
     }
 
@@ -105,6 +108,7 @@ impl Measure {
             Measure::InitiatorCpu => "initiator CPU s/s",
             Measure::Wire => "packets B/B",
             Measure::TcpBeside => "TCP beside it MiB/s",
+            Measure::Fairness => "fairness",
         }
     }
 

@@ -23,7 +23,7 @@ const SEED_MAX: u64 = u32::MAX as u64;
 
 /// How much one job does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FioLength {
+pub(crate) enum FioLength {
     /// I/O for `time`, of which the first `warm_up` does not count.
     Timed {
         /// Does not count.
@@ -37,33 +37,33 @@ pub(super) enum FioLength {
 
 /// One job: I/Os of one kind on one file.
 #[derive(Clone, Debug)]
-pub(super) struct FioJob {
+pub(crate) struct FioJob {
     /// The file.
-    pub(super) file: PathBuf,
+    pub(crate) file: PathBuf,
     /// Its bytes, from the beginning, that are used.
-    pub(super) file_bytes: u64,
-    pub(super) pattern: Pattern,
+    pub(crate) file_bytes: u64,
+    pub(crate) pattern: Pattern,
     /// Bytes of one I/O.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// I/Os in flight.
-    pub(super) depth: u32,
+    pub(crate) depth: u32,
     /// Past the kernel's page cache, asynchronously; else through it, one after the other.
-    pub(super) is_direct: bool,
-    pub(super) length: FioLength,
+    pub(crate) is_direct: bool,
+    pub(crate) length: FioLength,
     /// For the order of random I/Os.
-    pub(super) seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// What a job came to.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct FioOutcome {
-    pub(super) throughput: Throughput,
+pub(crate) struct FioOutcome {
+    pub(crate) throughput: Throughput,
     /// From the call to the completion of an I/O.
-    pub(super) latency: LatencyQuantiles,
+    pub(crate) latency: LatencyQuantiles,
 }
 
 /// A job that runs.
-pub(super) struct FioRun {
+pub(crate) struct FioRun {
     process: Background,
     output: PathBuf,
     pattern: Pattern,
@@ -77,7 +77,7 @@ impl FioJob {
     ///
     /// # Errors
     /// If fio cannot be started.
-    pub(super) fn start(&self, cpus: &[usize], directory: &Path) -> Result<FioRun, BenchError> {
+    pub(crate) fn start(&self, cpus: &[usize], directory: &Path) -> Result<FioRun, BenchError> {
         let output = directory.join("fio.json");
         // What an earlier job said must not be taken for this one's.
         match std::fs::remove_file(&output) {
@@ -129,7 +129,7 @@ impl FioRun {
     ///
     /// # Errors
     /// [`BenchError::Stopped`], or what went wrong, with its log.
-    pub(super) fn finish(mut self, watch: &dyn Watch) -> Result<FioOutcome, BenchError> {
+    pub(crate) fn finish(mut self, watch: &dyn Watch) -> Result<FioOutcome, BenchError> {
         while !self.process.has_ended() {
             if self.begun.elapsed() > self.limit {
                 return Err(self.process.problem("it does not end"));
