@@ -27,7 +27,9 @@ use stage::Stage;
 
 /// Show the whole thing on this machine: a sealed volume served, used, searched, damaged and recovered.
 #[derive(Args)]
-#[command(after_help = "Example: sudo strongroom demo\n\n\
+#[command(after_help = "Examples:\n  \
+    sudo strongroom demo\n  \
+    sudo strongroom demo --transport ecl     # over ECL instead of iSCSI\n\n\
     Needs root (loop device, mount, and reading the memory of other processes), takes under 3 minutes and about 2 GiB \
     of disk, and leaves nothing behind.")]
 pub(crate) struct DemoArgs {
@@ -40,6 +42,9 @@ pub(crate) struct DemoArgs {
     /// How much data to measure with.
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
     measure: u64,
+    /// How the initiators reach sealed volumes: the scheme of their URLs.
+    #[arg(long, value_name = "SCHEME", default_value = "strongroom", value_parser = ["strongroom", "ecl", "ecl+tcp"])]
+    transport: String,
 }
 
 /// Disk space that the demo needs beyond its input, in bytes.

@@ -35,6 +35,8 @@ pub(super) struct Cast {
     pub(super) stats: PathBuf,
     pub(super) config: PathBuf,
     port: u16,
+    /// The scheme of the URLs of sealed volumes.
+    transport: String,
     pub(super) target_key: String,
     pub(super) initiators: [Initiator; 2],
     /// One that the target knows too, without any key.
@@ -65,6 +67,7 @@ pub(super) fn prepare(stage: &Stage, report: &mut Report, args: &DemoArgs) -> Re
         stats: stage.path("stats.json"),
         config: stage.path("strongroom.toml"),
         port: free_port()?,
+        transport: args.transport.clone(),
         target_key,
         initiators,
         third,
@@ -154,7 +157,7 @@ impl Cast {
 
     /// The URL of a sealed volume.
     pub(super) fn url(&self, volume: &str) -> String {
-        format!("strongroom://127.0.0.1:{}/{volume}", self.port)
+        format!("{}://127.0.0.1:{}/{volume}", self.transport, self.port)
     }
 
     /// The URL of a plain volume, over plain iSCSI.

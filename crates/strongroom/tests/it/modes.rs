@@ -105,9 +105,19 @@ fn nobody_else_can_reach_what_a_command_makes() {
     }
 }
 
-/// While it plays, with all that it starts and attaches, and what it leaves: nothing.
+/// While it plays, with all that it starts and attaches, and what it leaves: nothing. And all that it claims holds, over each transport: among it,
+/// that neither plaintext nor the key are in the target's memory.
 #[test]
 fn nobody_else_can_reach_what_the_demo_makes() {
+    the_demo_is_private("strongroom");
+}
+
+#[test]
+fn nobody_else_can_reach_what_the_demo_over_ecl_makes() {
+    the_demo_is_private("ecl");
+}
+
+fn the_demo_is_private(transport: &str) {
     if !can_mount() || ["mkfs.ext4", "losetup"].iter().any(|program| !has(program)) {
         return;
     }
@@ -116,8 +126,11 @@ fn nobody_else_can_reach_what_the_demo_makes() {
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o700)).unwrap();
     let work = place.path().to_str().unwrap().to_owned();
     let demo = std::thread::spawn({
-        let work = work.clone();
-        move || run(&["demo", "--work-dir", &work, "--files", "4MiB", "--measure", "4MiB"])
+        let (work, transport) = (work.clone(), transport.to_owned());
+        move || {
+            let sizes = ["--files", "4MiB", "--measure", "4MiB"];
+            run(&[&["demo", "--work-dir", &work, "--transport", &transport][..], &sizes].concat())
+        }
     });
     let mut seen = std::collections::BTreeSet::new();
     while !demo.is_finished() {
