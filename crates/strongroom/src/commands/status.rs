@@ -1,9 +1,10 @@
 //! `strongroom status`: what a running target is and does, as a table or as JSON. Rates come from asking twice.
 
+use std::io::{self, IsTerminal, Write};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::json;
 use strongroom_target::admin::{ScheduleReport, SessionReport, StatusReport, VolumeReport};
@@ -17,7 +18,10 @@ use crate::units::{parse_duration, show_duration, show_size, show_time};
 /// Show a running target: sessions, what they negotiated, volumes, stores, rates.
 #[derive(Args)]
 #[command(
-    after_help = "Examples:\n  strongroom status --root /srv/strongroom\n  strongroom status --json --interval 0"
+    after_help = "Examples:\n  \
+        strongroom status --root /srv/strongroom\n  \
+        strongroom status --watch --interval 2s\n  \
+        strongroom status --json --interval 0"
 )]
 pub(crate) struct StatusArgs {
     /// Print JSON.
@@ -26,6 +30,9 @@ pub(crate) struct StatusArgs {
     /// Measure rates over this time; 0 for none.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
     interval: Duration,
+    /// Show it again after each interval, until interrupted; with --json a line each time.
+    #[arg(long)]
+    watch: bool,
     /// Show what each login settled, too.
     #[arg(long)]
     keys: bool,
@@ -35,6 +42,9 @@ pub(crate) struct StatusArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
+    if args.watch {
+        return watch(args);
+    }
     let mut client = args.target.connect()?;
     let mut before = None;
     if !args.interval.is_zero() {
@@ -43,16 +53,56 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     }
     let report = ask_status(&mut client)?;
     if args.json {
-        let mut text = serde_json::to_value(&report)?;
-        if let Some(before) = &before {
-            text["rates"] =
-                Rates::between(&before.counters_of_all(), &report.counters_of_all(), before, &report).to_json();
-        }
-        println!("{}", serde_json::to_string_pretty(&text)?);
+        println!("{}", serde_json::to_string_pretty(&to_json(&report, before.as_ref())?)?);
         return Ok(());
     }
     print(&report, before.as_ref(), args.keys);
     Ok(())
+}
+
+/// Goes on while the target is restarted.
+fn watch(args: &StatusArgs) -> Result<()> {
+    if args.interval.is_zero() {
+        bail!("--watch shows rates over --interval, which must not be 0 then");
+    }
+    let mut client = Some(args.target.connect()?);
+    let mut before = None;
+    loop {
+        let asked = client.take().map_or_else(|| args.target.connect(), Ok).and_then(|mut connected| {
+            let report = ask_status(&mut connected)?;
+            client = Some(connected);
+            Ok(report)
+        });
+        match asked {
+            Ok(report) => {
+                show_again(args, &report, before.as_ref())?;
+                before = Some(report);
+            }
+            Err(error) => eprintln!("strongroom: {error:#}; asking again"),
+        }
+        thread::sleep(args.interval);
+    }
+}
+
+fn show_again(args: &StatusArgs, report: &StatusReport, before: Option<&StatusReport>) -> Result<()> {
+    if args.json {
+        println!("{}", to_json(report, before)?);
+    } else {
+        if io::stdout().is_terminal() {
+            // To the upper left corner; what is below goes.
+            print!("\x1b[H\x1b[J");
+        }
+        print(report, before, args.keys);
+    }
+    Ok(io::stdout().flush()?)
+}
+
+fn to_json(report: &StatusReport, before: Option<&StatusReport>) -> Result<serde_json::Value> {
+    let mut text = serde_json::to_value(report)?;
+    if let Some(before) = before {
+        text["rates"] = Rates::between(&before.counters_of_all(), &report.counters_of_all(), before, report).to_json();
+    }
+    Ok(text)
 }
 
 /// `1 session`, `2 sessions`.

@@ -78,6 +78,36 @@ fn a_target_is_watched_drained_and_reloaded() {
     run(&["status", "--root", &root]).failed(&["no target answers"]);
 }
 
+/// Over a restart of the target.
+#[test]
+fn a_watched_target_is_shown_again_and_again() {
+    let world = World::new();
+    let root = world.text("volumes");
+    run(&["status", "--watch", "--interval", "0", "--root", &root]).failed(&["--interval"]);
+    run(&["status", "--watch", "--root", &root]).failed(&["no target answers"]);
+    let server = world.serve();
+    let output = world.path("watched");
+    let watcher = strongroom(&["status", "--watch", "--json", "--interval", "50ms", "--root", &root])
+        .stdout(std::fs::File::create(&output).unwrap())
+        .stderr(std::process::Stdio::null())
+        .spawn();
+    let mut watcher = watcher.unwrap();
+    let reports = |pid: u32| {
+        let said = std::fs::read_to_string(&output).unwrap();
+        // The last line may not be whole yet.
+        let whole = said.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let reports = whole.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        reports.filter(|report| report["pid"] == pid && report["rates"]["read_bytes_per_s"].is_number()).count()
+    };
+    eventually("rates are shown", || reports(server.pid()) > 2);
+    server.stop();
+    let server = world.serve();
+    eventually("the next target is shown", || reports(server.pid()) > 0);
+    watcher.kill().unwrap();
+    watcher.wait().unwrap();
+    server.stop();
+}
+
 #[test]
 fn a_plan_is_made_from_what_is_told_or_measured_at_the_target() {
     let (world, server) = World::sealed("vault", "16MiB");
