@@ -122,6 +122,13 @@ pub struct LatencyHistogram {
 }
 
 impl LatencyHistogram {
+    /// An operation has ended that took this long.
+    pub fn record(&mut self, time: Duration) {
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.counts[bucket(time_ns)] += 1;
+        self.sum_ns = self.sum_ns.wrapping_add(time_ns);
+    }
+
     /// The buckets, the shortest first: an upper bound (`None`: there is none), and how many operations took at most that long and longer
     /// than the bound before.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
@@ -171,6 +178,17 @@ mod tests {
         assert_eq!(buckets, [(Some(Duration::from_micros(8)), 1), (None, 1)]);
         assert_eq!(latencies.of(IoKind::Flush).count(), 1);
         assert_eq!(latencies.of(IoKind::Write).count(), 0);
+    }
+
+    #[test]
+    fn a_histogram_of_its_own_counts_alike() {
+        let mut histogram = LatencyHistogram::default();
+        histogram.record(Duration::from_micros(5));
+        let counters = LatencyCounters::default();
+        counters.record(IoKind::Read, Duration::from_micros(5));
+        let mut latencies = Latencies::default();
+        counters.add_to(&mut latencies);
+        assert_eq!(&histogram, latencies.of(IoKind::Read));
     }
 
     #[test]

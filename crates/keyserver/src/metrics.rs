@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use strongroom_block::LatencyHistogram;
+
 use crate::batch::Role;
 use crate::protocol::ServerStatus;
 
@@ -16,6 +18,8 @@ pub struct KeyServerReport {
     pub status: ServerStatus,
     /// Requests answered since the start: kind, result, and how many.
     pub requests: Vec<(&'static str, &'static str, u64)>,
+    /// How long it took to carry requests out, by kind; without those that are answered in parts.
+    pub latencies: Vec<(&'static str, LatencyHistogram)>,
     /// Connections that are open.
     pub connections: u64,
     /// Connections refused since the start.
@@ -29,6 +33,7 @@ pub struct KeyServerReport {
 #[derive(Default)]
 pub(crate) struct Metrics {
     requests: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    latencies: Mutex<BTreeMap<&'static str, LatencyHistogram>>,
     pub(crate) connections: AtomicUsize,
     connections_refused: AtomicUsize,
     held_lines: AtomicUsize,
@@ -37,6 +42,10 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn request(&self, kind: &'static str, result: &'static str) {
         *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry((kind, result)).or_default() += 1;
+    }
+
+    pub(crate) fn took(&self, kind: &'static str, time: Duration) {
+        self.latencies.lock().unwrap_or_else(PoisonError::into_inner).entry(kind).or_default().record(time);
     }
 
     pub(crate) fn connection_refused(&self) {
@@ -49,10 +58,12 @@ impl Metrics {
 
     pub(crate) fn report(&self, status: ServerStatus, lease: Duration) -> KeyServerReport {
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
         let load = |number: &AtomicUsize| number.load(Ordering::Relaxed) as u64;
         KeyServerReport {
             status,
             requests: requests.iter().map(|((kind, result), count)| (*kind, *result, *count)).collect(),
+            latencies: latencies.iter().map(|(kind, histogram)| (*kind, histogram.clone())).collect(),
             connections: load(&self.connections),
             connections_refused: load(&self.connections_refused),
             audit_lines_held: load(&self.held_lines),

@@ -32,10 +32,14 @@ pub(crate) fn start(
 /// A histogram for each kind of operation, those that there never were included.
 fn add_latencies(exposition: &mut Exposition, definition: &Definition, latencies: &Latencies) {
     for kind in IoKind::ALL {
-        let histogram: &LatencyHistogram = latencies.of(kind);
-        let buckets = histogram.buckets().map(|(bound, count)| (bound.map(|bound| bound.as_secs_f64()), count));
-        exposition.add_histogram(definition, &[kind.name()], buckets, histogram.sum().as_secs_f64());
+        add_latency(exposition, definition, kind.name(), latencies.of(kind));
     }
+}
+
+/// How long one kind of operations took.
+fn add_latency(exposition: &mut Exposition, definition: &Definition, kind: &str, histogram: &LatencyHistogram) {
+    let buckets = histogram.buckets().map(|(bound, count)| (bound.map(|bound| bound.as_secs_f64()), count));
+    exposition.add_histogram(definition, &[kind], buckets, histogram.sum().as_secs_f64());
 }
 
 /// Bytes of cryptography by what was done.

@@ -173,7 +173,9 @@ impl Service {
             }
             _ => {}
         }
+        let begun = Instant::now();
         let answer = self.do_it(&caller, peer, request).unwrap_or_else(Answer::Failure);
+        self.metrics.took(request.name(), begun.elapsed());
         let result = match &answer {
             Answer::Failure(Failure::Refused) => "refused",
             Answer::Failure(_) => "failed",

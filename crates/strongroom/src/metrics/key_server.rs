@@ -8,6 +8,7 @@ strongroom_metrics::metrics! { #[cfg(test)] ALL:
     CONNECTIONS = gauge "strongroom_keyserver_connections" [] "Connections that are open.";
     REFUSED = counter "strongroom_keyserver_connections_refused" [] "Connections refused: too many, unknown identities, handshakes that failed.";
     REQUESTS = counter "strongroom_keyserver_requests" ["kind", "result"] "Requests answered.";
+    LATENCY = histogram "strongroom_keyserver_request_seconds" ["kind"] "Time in which a request was carried out; a standby's confirmation is in it.";
     HELD_LINES = gauge "strongroom_keyserver_audit_lines_held" [] "Lines of the audit log that could not be written yet; above 0: mend the disk.";
     LINES = counter "strongroom_keyserver_audit_lines" [] "Lines of the audit log, those from before the start included.";
     VOLUMES = gauge "strongroom_keyserver_volumes" [] "Volumes with keys.";
@@ -27,6 +28,9 @@ pub(crate) fn exposition(report: &KeyServerReport) -> Exposition {
     out.add(&REFUSED, &[], report.connections_refused);
     for (kind, result, count) in &report.requests {
         out.add(&REQUESTS, &[kind, result], *count);
+    }
+    for (kind, histogram) in &report.latencies {
+        super::add_latency(out, &LATENCY, kind, histogram);
     }
     out.add(&HELD_LINES, &[], report.audit_lines_held);
     out.add(&LINES, &[], status.head.lines);
