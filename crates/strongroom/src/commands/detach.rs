@@ -24,12 +24,16 @@ const FORCED_TIMEOUT: Duration = Duration::from_secs(15);
 /// still attached.
 #[derive(Args)]
 #[command(
-    after_help = "Examples:\n  strongroom detach /mnt/vault\n  strongroom attach list\n  strongroom detach --force /mnt/vault"
+    after_help = "Examples:\n  strongroom detach /mnt/vault\n  strongroom attach list\n  strongroom detach --force /mnt/vault\n  \
+        strongroom detach --all"
 )]
 pub(crate) struct DetachArgs {
     /// The attachment: its directory, its mount point, or its URL.
-    #[arg(required_unless_present = "list")]
+    #[arg(required_unless_present_any = ["list", "all"])]
     name: Option<String>,
+    /// Every attachment of this user, one after the other.
+    #[arg(long, conflicts_with_all = ["name", "list"])]
+    all: bool,
     /// Do not wait for a target that is away, nor for programs that use the volume: what was not written to it is lost, and they get errors.
     #[arg(long, conflicts_with = "list")]
     force: bool,
@@ -45,7 +49,7 @@ impl DetachArgs {
     /// The arguments that say just this.
     pub(crate) fn of(name: &str, force: bool) -> DetachArgs {
         let timeout = parse_duration(TIMEOUT).expect("it is a duration");
-        DetachArgs { name: Some(name.to_owned()), force, timeout, list: false }
+        DetachArgs { name: Some(name.to_owned()), all: false, force, timeout, list: false }
     }
 }
 
@@ -82,31 +86,68 @@ pub(crate) fn list() -> Result<()> {
     Ok(())
 }
 
+/// Whether all that programs had written is at the target.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Complete,
+    DataLost,
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &DetachArgs) -> Result<ExitCode> {
-    let Some(name) = &args.name else {
-        list()?;
-        return Ok(ExitCode::SUCCESS);
+    let outcome = match &args.name {
+        Some(name) => match attachments::list()?.into_iter().find(|attachment| attachment.is_called(name)) {
+            Some(attachment) => detach(args, &attachment, name)?,
+            None => clean_up_unlisted(name)?,
+        },
+        None if args.all => detach_all(args)?,
+        None => {
+            list()?;
+            Outcome::Complete
+        }
     };
-    let found = attachments::list()?.into_iter().find(|attachment| attachment.is_called(name));
-    let Some(attachment) = found else {
-        return clean_up_unlisted(name);
-    };
+    Ok(match outcome {
+        Outcome::Complete => ExitCode::SUCCESS,
+        Outcome::DataLost => ExitCode::from(DATA_LOST),
+    })
+}
+
+/// One that stays attached keeps none of the others.
+fn detach_all(args: &DetachArgs) -> Result<Outcome> {
+    let (mut outcome, mut left) = (Outcome::Complete, 0);
+    for attachment in attachments::list()? {
+        let name = attachment.directory.to_string_lossy();
+        match detach(args, &attachment, &name) {
+            Ok(Outcome::Complete) => {}
+            Ok(Outcome::DataLost) => outcome = Outcome::DataLost,
+            Err(error) => {
+                eprintln!("strongroom: {} at {name}: {error:#}", attachment.url);
+                left += 1;
+            }
+        }
+    }
+    if left > 0 {
+        bail!("{left} still attached; `strongroom attach list` shows what is");
+    }
+    Ok(outcome)
+}
+
+fn detach(args: &DetachArgs, attachment: &Attachment, name: &str) -> Result<Outcome> {
     match attachment.state() {
         AttachmentState::Serving => {}
-        AttachmentState::EndedWithLosses => return ended_with_losses(&attachment, attachment.health.losses.as_deref()),
-        AttachmentState::Died => return clean_up(&attachment),
+        AttachmentState::EndedWithLosses => return ended_with_losses(attachment, attachment.health.losses.as_deref()),
+        AttachmentState::Died => return clean_up(attachment),
     }
     let timeout = if args.force { args.timeout.min(FORCED_TIMEOUT) } else { args.timeout };
     match attachment.detach(timeout, args.force) {
-        Detached::Ended => Ok(ExitCode::SUCCESS),
-        Detached::EndedWithLosses(losses) => ended_with_losses(&attachment, Some(&losses)),
+        Detached::Ended => Ok(Outcome::Complete),
+        Detached::EndedWithLosses(losses) => ended_with_losses(attachment, Some(&losses)),
         Detached::Refused(reason) => bail!("still attached: {reason}"),
-        Detached::Died => clean_up(&attachment),
+        Detached::Died => clean_up(attachment),
         Detached::TimedOut if args.force => {
             eprintln!("process {} did not end within {}; it is killed", attachment.pid, show_duration(timeout));
             report(&attachment.kill()?);
-            ended_with_losses(&attachment, attachment.health.losses.as_deref())
+            ended_with_losses(attachment, attachment.health.losses.as_deref())
         }
         Detached::TimedOut => bail!(
             "process {} is still writing back after {}; the target may be unreachable. Wait and detach again, or give up what is not \
@@ -118,7 +159,7 @@ pub(crate) fn run(args: &DetachArgs) -> Result<ExitCode> {
 }
 
 /// Reports what was lost, and forgets the attachment: it is reported once.
-fn ended_with_losses(attachment: &Attachment, losses: Option<&str>) -> Result<ExitCode> {
+fn ended_with_losses(attachment: &Attachment, losses: Option<&str>) -> Result<Outcome> {
     let losses = losses.map_or_else(
         || "what was not written to the target before is lost".into(),
         |losses| with_foreign_parts(losses).to_string(),
@@ -128,11 +169,11 @@ fn ended_with_losses(attachment: &Attachment, losses: Option<&str>) -> Result<Ex
         eprintln!("strongroom: its log is {}", log.display());
     }
     attachment.forget()?;
-    Ok(ExitCode::from(DATA_LOST))
+    Ok(Outcome::DataLost)
 }
 
 /// Removes what an attachment left whose process died.
-fn clean_up(attachment: &Attachment) -> Result<ExitCode> {
+fn clean_up(attachment: &Attachment) -> Result<Outcome> {
     eprintln!(
         "strongroom: process {}, which served {}, has died; what programs had written and not flushed (fsync) may be lost",
         attachment.pid, attachment.url
@@ -140,12 +181,12 @@ fn clean_up(attachment: &Attachment) -> Result<ExitCode> {
     report(&attachment.clean_up()?);
     match &attachment.health.losses {
         Some(losses) => ended_with_losses(attachment, Some(losses)),
-        None => Ok(ExitCode::SUCCESS),
+        None => Ok(Outcome::Complete),
     }
 }
 
 /// The same, where nothing but the kernel knows of it any more.
-fn clean_up_unlisted(name: &str) -> Result<ExitCode> {
+fn clean_up_unlisted(name: &str) -> Result<Outcome> {
     let path = attachments::absolute(name);
     let directory = Leftovers::directory_of(&path).context("cannot read the table of mounts")?;
     let dead = directory.filter(|directory| !answers(directory));
@@ -153,7 +194,7 @@ fn clean_up_unlisted(name: &str) -> Result<ExitCode> {
         bail!("nothing is attached as '{name}'; `strongroom attach list` shows what is");
     };
     report(&Leftovers::of(&directory)?.remove()?);
-    Ok(ExitCode::SUCCESS)
+    Ok(Outcome::Complete)
 }
 
 /// Whether a process serves a FUSE mount. One that hangs answers late, but not with this error.

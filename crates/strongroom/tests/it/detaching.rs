@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::stage::{CommandOutput, World, can_mount, eventually, has, noise, run};
+use crate::stage::{CommandOutput, World, can_mount, eventually, has, noise, run, strongroom};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Who attaches here, as the target knows it.
@@ -270,6 +270,35 @@ fn an_unmounted_attachment_stays_until_it_is_detached() {
     paths.attach(&world, &["--mount", &paths.mounted]);
     assert_eq!(fs::read(format!("{}/file", paths.mounted)).unwrap(), b"kept");
     run(&["detach", &paths.directory]).ok();
+    server.stop();
+}
+
+/// In a directory for attachments of its own: other tests have theirs.
+#[test]
+fn all_are_detached_but_for_one_that_is_used() {
+    if !can_mount() || !has("mkfs.ext4") {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let runtime = world.text("run");
+    fs::create_dir(&runtime).unwrap();
+    let (url, paths, other) = (world.url("vault"), Paths::of(&world), world.text("other"));
+    let here = |mut command: Command| {
+        command.env("XDG_RUNTIME_DIR", &runtime);
+        world.finish(command)
+    };
+    let attach = |more: &[&str]| here(world.alice_command(&[&["attach", &url, "--to"], more].concat())).ok();
+    let mounted = ["--mount", &paths.mounted, "--mkfs", "ext4", "--shared"];
+    attach(&[&[paths.directory.as_str()][..], &mounted].concat());
+    attach(&[&other, "--read-only"]);
+    let user = File::create(format!("{}/file", paths.mounted)).unwrap();
+    here(strongroom(&["detach", "--all"])).failed(&["1 still attached", &paths.directory]);
+    let left = here(strongroom(&["attach", "list"])).ok();
+    assert!(left.contains(&paths.directory) && !left.contains(&other), "{left}");
+    drop(user);
+    here(strongroom(&["detach", "--all"])).ok();
+    assert!(!paths.is_mounted() && here(strongroom(&["attach", "list"])).ok().is_empty());
+    here(strongroom(&["detach", "--all"])).ok();
     server.stop();
 }
 
