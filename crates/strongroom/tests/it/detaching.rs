@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::stage::{CommandOutput, World, can_mount, eventually, has, noise, run, strongroom};
+use crate::stage::{CommandOutput, World, can_mount, eventually, has, noise, run};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Who attaches here, as the target knows it.
@@ -273,32 +273,33 @@ fn an_unmounted_attachment_stays_until_it_is_detached() {
     server.stop();
 }
 
-/// In a directory for attachments of its own: other tests have theirs.
+/// In a mount namespace with a /run of its own: other tests have attachments, too.
 #[test]
 fn all_are_detached_but_for_one_that_is_used() {
-    if !can_mount() || !has("mkfs.ext4") {
+    if !can_mount() || !has("mkfs.ext4") || !has("unshare") {
         return;
     }
     let (world, server) = World::sealed("vault", "64MiB");
-    let runtime = world.text("run");
-    fs::create_dir(&runtime).unwrap();
     let (url, paths, other) = (world.url("vault"), Paths::of(&world), world.text("other"));
-    let here = |mut command: Command| {
-        command.env("XDG_RUNTIME_DIR", &runtime);
-        world.finish(command)
+    let attach = |to: &str, more: &[&str]| {
+        let command = world.alice_command(&[&["attach", &url, "--to", to], more].concat());
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        words.map(|word| format!("'{}'", word.to_str().unwrap())).collect::<Vec<_>>().join(" ")
     };
-    let attach = |more: &[&str]| here(world.alice_command(&[&["attach", &url, "--to"], more].concat())).ok();
-    let mounted = ["--mount", &paths.mounted, "--mkfs", "ext4", "--shared"];
-    attach(&[&[paths.directory.as_str()][..], &mounted].concat());
-    attach(&[&other, "--read-only"]);
-    let user = File::create(format!("{}/file", paths.mounted)).unwrap();
-    here(strongroom(&["detach", "--all"])).failed(&["1 still attached", &paths.directory]);
-    let left = here(strongroom(&["attach", "list"])).ok();
-    assert!(left.contains(&paths.directory) && !left.contains(&other), "{left}");
-    drop(user);
-    here(strongroom(&["detach", "--all"])).ok();
-    assert!(!paths.is_mounted() && here(strongroom(&["attach", "list"])).ok().is_empty());
-    here(strongroom(&["detach", "--all"])).ok();
+    let script = format!(
+        "set -e\nmount -t tmpfs tmpfs /run\n{}\n{}\nexec 9>{mounted}/file\n\
+         ! $STRONGROOM detach --all\n$STRONGROOM attach list\n\
+         exec 9>&-\n$STRONGROOM detach --all\ntest -z \"$($STRONGROOM attach list)\"\n$STRONGROOM detach --all",
+        attach(&paths.directory, &["--shared", "--mount", &paths.mounted, "--mkfs", "ext4"]),
+        attach(&other, &["--read-only"]),
+        mounted = paths.mounted,
+    );
+    let mut shell = Command::new("unshare");
+    shell.args(["--mount", "sh", "-c", &script]).env("STRONGROOM", env!("CARGO_BIN_EXE_strongroom"));
+    let said = world.finish(shell);
+    assert!(said.is_success() && said.stderr.contains("1 still attached"), "{}{}", said.stdout, said.stderr);
+    let left = &said.stdout;
+    assert!(left.contains(&paths.directory) && !left.contains(&other), "the other one is detached: {left}");
     server.stop();
 }
 
