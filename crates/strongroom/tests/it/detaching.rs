@@ -296,6 +296,7 @@ fn all_are_detached_but_for_one_that_is_used() {
     );
     let mut shell = Command::new("unshare");
     shell.args(["--mount", "sh", "-c", &script]).env("STRONGROOM", env!("CARGO_BIN_EXE_strongroom"));
+    shell.env("XDG_CONFIG_HOME", world.path("config"));
     let said = world.finish(shell);
     assert!(said.is_success() && said.stderr.contains("1 still attached"), "{}{}", said.stdout, said.stderr);
     let left = &said.stdout;
