@@ -7,8 +7,12 @@ use crate::header::u32_at;
 
 /// Longest time that an acknowledgement waits, unless the sender asked for one at once.
 pub const ACK_DELAY_MAX: Duration = Duration::from_millis(1);
-/// Packets that may arrive before an acknowledgement is due at once.
-const PACKETS_UNACKNOWLEDGED_MAX: u32 = 2;
+/// Packets that may arrive before an acknowledgement is due at once: two (RFC 9000 §13.2.2) while the sender finds out what the path
+/// carries, later more, because an acknowledgement costs both ends as much as a small packet.
+const PACKETS_UNACKNOWLEDGED_MAX_EARLY: u32 = 2;
+const PACKETS_UNACKNOWLEDGED_MAX: u32 = 10;
+/// Packets of an association that are early.
+const EARLY_PACKETS: u64 = 100;
 /// Most ranges that an acknowledgement has.
 pub(crate) const RANGES_MAX: usize = 32;
 const FIXED_BYTES: usize = 29;
@@ -153,8 +157,10 @@ impl Receipts {
         self.unacknowledged += 1;
         // RFC 9000 §13.2.1: at once where something is missing or marked, so that the sender learns of it. The first packet too: the path
         // is measured by it.
+        let unacknowledged_max =
+            if number < EARLY_PACKETS { PACKETS_UNACKNOWLEDGED_MAX_EARLY } else { PACKETS_UNACKNOWLEDGED_MAX };
         let is_urgent =
-            !is_in_order || ecn == Ecn::CongestionExperienced || self.unacknowledged >= PACKETS_UNACKNOWLEDGED_MAX;
+            !is_in_order || ecn == Ecn::CongestionExperienced || self.unacknowledged >= unacknowledged_max;
         let due = if is_urgent { now } else { now + ACK_DELAY_MAX };
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
@@ -265,6 +271,23 @@ mod tests {
         assert_eq!((receipts.due(), receipts.is_wanted()), (None, false), "acknowledgements are not acknowledged");
         receipts.accept(now, 5, Ecn::CongestionExperienced, true);
         assert_eq!(receipts.due(), Some(now));
+    }
+
+    #[test]
+    fn later_packets_wait_for_each_other() {
+        let now = test_now();
+        let mut receipts = Receipts::default();
+        for number in 0..EARLY_PACKETS {
+            receipts.accept(now, number, Ecn::NotCapable, true);
+        }
+        receipts.take(now);
+        let dues = (EARLY_PACKETS..).take(10).map(|number| {
+            receipts.accept(now, number, Ecn::NotCapable, true);
+            receipts.due()
+        });
+        let (last, first) = dues.collect::<Vec<_>>().split_last().map(|(last, first)| (*last, first.to_vec())).unwrap();
+        assert_eq!(last, Some(now));
+        assert!(first.iter().all(|due| *due == Some(now + ACK_DELAY_MAX)), "{first:?}");
     }
 
     #[test]
