@@ -8,6 +8,8 @@ FUZZ_SECONDS ?= 30
 FUZZ_CHECK_RUNS ?= 2000
 # How many times `make soak` pulls the plug.
 SOAK_KILLS ?= 200
+# How many tests of a program run at once: most wait longer than they compute.
+TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 # What the properties' random cases start from in `make test`; a bare `cargo test` draws its own.
 PROPTEST_RNG_SEED ?= 1
 
@@ -44,7 +46,7 @@ demo: build ## Serve, attach, use and prove a sealed volume, on this machine's o
 	@target/release/strongroom demo
 
 test: deps ## Every test; the properties from one seed, so that a failure says something of the sources (PROPTEST_RNG_SEED=N for others)
-	PROPTEST_RNG_SEED=$(PROPTEST_RNG_SEED) $(CARGO) test --workspace --locked --no-fail-fast
+	RUST_TEST_THREADS=$(TEST_THREADS) PROPTEST_RNG_SEED=$(PROPTEST_RNG_SEED) $(CARGO) test --workspace --locked --no-fail-fast
 	@$(MAKE) --no-print-directory test-product
 
 # Cargo unifies the features of what it builds together. Our own libraries are compiled a second time, once (a minute or two on two cores);

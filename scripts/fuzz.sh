@@ -23,8 +23,10 @@ export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
 # An explicit target keeps the flags away from build scripts and procedural macros.
 host=$(rustc -vV | sed -n 's/^host: //p')
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
-cargo build --release --quiet --target "$host"
-binary="$CARGO_TARGET_DIR/$host/release/fuzz"
+profile=release
+if [ -n "${FUZZ_RUNS:-}" ]; then profile=brief; fi
+cargo build --profile "$profile" --quiet --target "$host"
+binary="$CARGO_TARGET_DIR/$host/$profile/fuzz"
 
 if [ $# -eq 0 ]; then
   mapfile -t targets < <(STRONGROOM_FUZZ_TARGET=list "$binary")
