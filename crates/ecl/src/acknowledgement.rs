@@ -159,8 +159,7 @@ impl Receipts {
         // is measured by it.
         let unacknowledged_max =
             if number < EARLY_PACKETS { PACKETS_UNACKNOWLEDGED_MAX_EARLY } else { PACKETS_UNACKNOWLEDGED_MAX };
-        let is_urgent =
-            !is_in_order || ecn == Ecn::CongestionExperienced || self.unacknowledged >= unacknowledged_max;
+        let is_urgent = !is_in_order || ecn == Ecn::CongestionExperienced || self.unacknowledged >= unacknowledged_max;
         let due = if is_urgent { now } else { now + ACK_DELAY_MAX };
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }

@@ -447,7 +447,9 @@ mod tests {
             Packet::for_tests(header, SinkTag::new(1, 1), Bytes::new(), Buffer::empty())
         };
         let half = Segment { index: 1, count: 2 };
-        for wrong in [packet(0, Segment::WHOLE), packet(2, Segment::WHOLE), packet(u32::MAX, Segment::WHOLE), packet(1, half)] {
+        for wrong in
+            [packet(0, Segment::WHOLE), packet(2, Segment::WHOLE), packet(u32::MAX, Segment::WHOLE), packet(1, half)]
+        {
             assert!(matches!(task.take_status(&wrong, 512), Err(PeerMisbehaved::Data { .. })), "{wrong:?}");
         }
         assert_eq!(task.response, None);

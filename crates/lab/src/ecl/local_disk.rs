@@ -16,12 +16,7 @@ pub(super) const LOCAL_DISK: &str = "local disk";
 ///
 /// # Errors
 /// [`BenchError::Stopped`], or what the watcher says.
-pub(super) fn run(
-    rawio: &RawioPlan,
-    plan: &EclPlan,
-    before: usize,
-    watch: &mut dyn Watch,
-) -> Result<(), BenchError> {
+pub(super) fn run(rawio: &RawioPlan, plan: &EclPlan, before: usize, watch: &mut dyn Watch) -> Result<(), BenchError> {
     let points = rawio.grid.points();
     let (runs, others) = (rawio.runs as usize, points.len() * before * rawio.runs as usize);
     for run in 0..runs {

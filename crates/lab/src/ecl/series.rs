@@ -286,7 +286,9 @@ impl Series {
 
     /// How many measurements a trial is.
     pub(super) fn steps_of(&self, plan: &EclPlan, trial: &Trial) -> usize {
-        trial.grid.points().len() * (self.contenders.len() + usize::from(self.is_beside_disk)) * self.runs(plan) as usize
+        trial.grid.points().len()
+            * (self.contenders.len() + usize::from(self.is_beside_disk))
+            * self.runs(plan) as usize
     }
 
     /// How many measurements there are.

@@ -17,12 +17,10 @@ use crate::units::{parse_duration, show_duration, show_size, show_time};
 
 /// Show a running target: sessions, what they negotiated, volumes, stores, rates.
 #[derive(Args)]
-#[command(
-    after_help = "Examples:\n  \
+#[command(after_help = "Examples:\n  \
         strongroom status --root /srv/strongroom\n  \
         strongroom status --watch --interval 2s\n  \
-        strongroom status --json --interval 0"
-)]
+        strongroom status --json --interval 0")]
 pub(crate) struct StatusArgs {
     /// Print JSON.
     #[arg(long)]

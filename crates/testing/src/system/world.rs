@@ -124,7 +124,7 @@ impl World {
         let requests = match self.profile {
             // Many requests of few blocks between many crashes have more explanations than can be tried.
             Profile::ReplayedHalves => 6 + self.random.below(12),
-            Profile::Replays => 18_000,
+            Profile::Replays => 28_000,
             _ => 20 + self.random.below(120),
         };
         self.initiators.add(0, 0, 0, &mut self.random);
