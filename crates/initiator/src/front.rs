@@ -7,4 +7,5 @@ pub mod fuse;
 pub mod leftovers;
 pub mod loop_device;
 pub mod mounts;
+pub mod nbd;
 mod umount_helper;
