@@ -8,6 +8,7 @@
 
 mod access;
 mod admin;
+mod attachment_process;
 mod attachments;
 mod commands;
 mod config;
