@@ -34,6 +34,9 @@ libiscsi-bin      iscsi-test-cu
 qemu-utils        qemu-img
 qemu-block-extra  /usr/lib/*/qemu/block-iscsi.so
 fio               fio
+libnbd-bin        nbdcopy
+python3-libnbd    /usr/lib/python3/dist-packages/nbd.py
+openssl           openssl
 tgt               tgtd
 istgt             istgt
 dbench            dbench
@@ -46,7 +49,6 @@ prometheus        promtool
 readonly BENCH_PACKAGES="
 linux-perf        perf
 stunnel4          stunnel
-openssl           openssl
 wireguard-go      wireguard-go
 wireguard-tools   wg
 ethtool           ethtool

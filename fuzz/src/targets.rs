@@ -29,6 +29,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("iscsi_connections", |bytes| strongroom_iscsi::fuzz::fuzz_connections(Instant::now(), bytes)),
     ("iscsi_initiator", |bytes| strongroom_iscsi::fuzz::fuzz_initiator(Instant::now(), bytes)),
     ("metrics_request", strongroom_metrics::fuzz_request),
+    ("nbd_server", strongroom_nbd::fuzz::fuzz_server),
     ("scsi", strongroom_scsi::fuzz_decode),
     ("store_unit", strongroom_store::fuzz::fuzz_unit),
     ("store_superblock", strongroom_store::fuzz::fuzz_superblock),

@@ -50,6 +50,15 @@ const CHUNK_BYTES: u64 = 1 << 20;
 /// as many writes are in flight, each: the limit of memory.
 const PIECES_MAX: usize = 16;
 
+/// Blocks that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockExtent {
+    /// How many; at least one.
+    pub blocks: u64,
+    /// They are absent (read as zeros); otherwise they may hold data.
+    pub is_absent: bool,
+}
+
 /// A block device that can tell what is absent.
 pub trait SparseDevice: BlockDevice {
     /// How many blocks from `lba` on are absent (read as zeros), at most `count`; 0 if `lba` holds data or it cannot be
@@ -58,6 +67,15 @@ pub trait SparseDevice: BlockDevice {
     /// # Errors
     /// What the device says.
     fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError>;
+
+    /// What there is from `lba` on, for at most `count` blocks. A device that cannot tell where data end says that all of it may be data.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn extent_at(&self, lba: Lba, count: u64) -> Result<BlockExtent, DeviceError> {
+        let absent = self.hole_at(lba, count)?;
+        Ok(BlockExtent { blocks: if absent > 0 { absent } else { count }, is_absent: absent > 0 })
+    }
 
     /// Bytes of requests that it had best be given at once now; grows where the way is long.
     fn queue_bytes(&self) -> u64 {
@@ -70,6 +88,11 @@ impl SparseDevice for RemoteDevice {
         RemoteDevice::hole_at(self, lba, count)
     }
 
+    fn extent_at(&self, lba: Lba, count: u64) -> Result<BlockExtent, DeviceError> {
+        let (blocks, is_absent) = RemoteDevice::extent_at(self, lba, count)?;
+        Ok(BlockExtent { blocks, is_absent })
+    }
+
     fn queue_bytes(&self) -> u64 {
         RemoteDevice::queue_bytes(self)
     }
@@ -78,6 +101,13 @@ impl SparseDevice for RemoteDevice {
 impl SparseDevice for MemoryDevice {
     fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
         Ok(MemoryDevice::hole_at(self, lba, count))
+    }
+
+    fn extent_at(&self, lba: Lba, count: u64) -> Result<BlockExtent, DeviceError> {
+        Ok(match MemoryDevice::hole_at(self, lba, count) {
+            0 => BlockExtent { blocks: self.data_at(lba, count), is_absent: false },
+            blocks => BlockExtent { blocks, is_absent: true },
+        })
     }
 }
 

@@ -337,6 +337,19 @@ impl RemoteDevice {
         self.holes().find(lba, count).map(|absence| absence.blocks)
     }
 
+    /// How many blocks from `lba` on are alike, at most `count` (which is not 0), and whether they are absent. As [`RemoteDevice::hole_at`]; how
+    /// far data go is what the target says.
+    ///
+    /// # Errors
+    /// As [`RemoteDevice::hole_at`].
+    pub fn extent_at(&self, lba: Lba, count: u64) -> Result<(u64, bool), DeviceError> {
+        let holes = self.holes();
+        match holes.find(lba, count)?.blocks {
+            0 => holes.data(lba, count).map(|blocks| (blocks, false)),
+            blocks => Ok((blocks, true)),
+        }
+    }
+
     /// What finds absent blocks.
     fn holes(&self) -> Holes<'_> {
         Holes { intake: &self.intake, is_sealed: self.sealing.is_some() }

@@ -84,6 +84,12 @@ impl MemoryDevice {
         (lba.0..lba.0 + count).take_while(|at| !state.blocks.contains_key(at)).count() as u64
     }
 
+    /// How many blocks from `lba` on hold data, at most `count`.
+    pub fn data_at(&self, lba: Lba, count: u64) -> u64 {
+        let state = lock(&self.state);
+        (lba.0..lba.0 + count).take_while(|at| state.blocks.contains_key(at)).count() as u64
+    }
+
     fn perform(&self, request: Request) -> Result<Option<strongroom_block::BufferMut>, DeviceError> {
         let block_bytes = self.geometry.block_size.len();
         let mut state = lock(&self.state);

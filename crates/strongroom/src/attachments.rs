@@ -4,7 +4,7 @@
 //! Absent: attaching; the directory of these files (`runtime_dir`); what a dead process leaves in the kernel (`initiator::front::leftovers`).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -30,10 +30,13 @@ pub(crate) struct Attachment {
     pub(crate) started: u64,
     /// What is attached.
     pub(crate) url: String,
-    /// The FUSE directory.
+    /// The FUSE directory, or the socket of an NBD server; empty if that has none.
     pub(crate) directory: PathBuf,
     /// Where the file system on it is mounted.
     pub(crate) mount: Option<PathBuf>,
+    /// What clients are given, of an NBD server.
+    #[serde(default)]
+    pub(crate) nbd: Option<String>,
     /// Where its log is, if it has one of its own.
     #[serde(default)]
     pub(crate) log: Option<PathBuf>,
@@ -47,6 +50,26 @@ pub(crate) struct Attachment {
     /// It is detached; only what was lost is still to be reported.
     #[serde(default)]
     pub(crate) is_detached: bool,
+}
+
+/// Where programs find an attached volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AttachmentPlace {
+    /// As a file in this directory, and if so mounted on the other one.
+    Directory { directory: PathBuf, mount: Option<PathBuf> },
+    /// At an NBD server.
+    Nbd { uri: String, socket: Option<PathBuf> },
+}
+
+impl AttachmentPlace {
+    /// What `strongroom detach` can be given.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            AttachmentPlace::Directory { directory, .. } => directory.display().to_string(),
+            AttachmentPlace::Nbd { socket: Some(socket), .. } => socket.display().to_string(),
+            AttachmentPlace::Nbd { uri, socket: None } => uri.clone(),
+        }
+    }
 }
 
 /// How an attachment is doing, for people.
@@ -96,19 +119,19 @@ fn start_ticks(pid: u32) -> Option<u64> {
 
 impl Registration {
     /// Registers this process.
-    pub(crate) fn new(
-        url: String,
-        directory: &Path,
-        mount: Option<&Path>,
-        log: Option<PathBuf>,
-    ) -> Result<Registration> {
+    pub(crate) fn new(url: String, place: AttachmentPlace, log: Option<PathBuf>) -> Result<Registration> {
         let pid = std::process::id();
+        let (directory, mount, nbd) = match place {
+            AttachmentPlace::Directory { directory, mount } => (directory, mount, None),
+            AttachmentPlace::Nbd { uri, socket } => (socket.unwrap_or_default(), None, Some(uri)),
+        };
         let attachment = Attachment {
             pid,
             started: start_ticks(pid).unwrap_or(0),
             url,
-            directory: directory.to_owned(),
-            mount: mount.map(Path::to_owned),
+            directory,
+            mount,
+            nbd,
             log,
             refused: None,
             refusals: 0,
@@ -231,10 +254,22 @@ impl Attachment {
         start_ticks(self.pid) == Some(self.started)
     }
 
-    /// Whether a person may mean this one by `name`: its directory, its mount point, its file, or its URL.
+    /// Where programs find it.
+    pub(crate) fn place(&self) -> AttachmentPlace {
+        match &self.nbd {
+            None => AttachmentPlace::Directory { directory: self.directory.clone(), mount: self.mount.clone() },
+            Some(uri) => {
+                let socket = Some(self.directory.clone()).filter(|path| !path.as_os_str().is_empty());
+                AttachmentPlace::Nbd { uri: uri.clone(), socket }
+            }
+        }
+    }
+
+    /// Whether a person may mean this one by `name`: its directory, its mount point, its file, its socket, or its URL.
     pub(crate) fn is_called(&self, name: &str) -> bool {
         let path = absolute(name);
         self.url == name
+            || self.nbd.as_deref() == Some(name)
             || self.directory == path
             || self.mount.as_deref() == Some(path.as_path())
             || path.parent() == Some(self.directory.as_path())
@@ -242,6 +277,10 @@ impl Attachment {
 
     /// What it leaves in the kernel, if its process is dead.
     pub(crate) fn leftovers(&self) -> std::io::Result<Leftovers> {
+        if self.nbd.is_some() {
+            // The name of its socket, which the next one replaces.
+            return Ok(Leftovers::default());
+        }
         Leftovers::of(&self.directory)
     }
 
@@ -301,8 +340,10 @@ impl Attachment {
 
     /// Kills the process, even while requests are in flight, and removes what it leaves behind. Returns what was done, for people.
     pub(crate) fn kill(&self) -> Result<Vec<String>> {
-        // Requests that the kernel waits for would keep the process from ending.
-        let _ = strongroom_initiator::front::leftovers::abort_fuse(&self.directory);
+        if self.nbd.is_none() {
+            // Requests that the kernel waits for would keep the process from ending.
+            let _ = strongroom_initiator::front::leftovers::abort_fuse(&self.directory);
+        }
         self.signal(Signal::KILL);
         let asked = Instant::now();
         while self.is_alive() && asked.elapsed() < KILL_PATIENCE {

@@ -14,6 +14,7 @@ pub(crate) mod generate;
 pub(crate) mod identity;
 pub(crate) mod key;
 pub(crate) mod keyserver;
+pub(crate) mod nbd;
 mod new_volume;
 mod opening;
 mod operation;

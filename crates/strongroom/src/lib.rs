@@ -8,6 +8,7 @@
 
 mod access;
 mod admin;
+mod attachment_process;
 mod attachments;
 mod commands;
 mod config;
@@ -79,6 +80,8 @@ enum Command {
     Reload(commands::drain::ReloadArgs),
     Attach(Box<commands::attach::AttachCommand>),
     Detach(commands::detach::DetachArgs),
+    #[command(subcommand)]
+    Nbd(commands::nbd::NbdCommand),
     Copy(commands::copy::CopyArgs),
     Discover(commands::discover::DiscoverArgs),
     Plan(Box<commands::plan::PlanArgs>),
@@ -110,6 +113,7 @@ impl Command {
             | Command::Serve(_)
             | Command::KeyServer(_)
             | Command::Attach(_)
+            | Command::Nbd(_)
             | Command::Copy(_)
             | Command::Discover(_)
             | Command::Plan(_) => true,
@@ -191,7 +195,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
     let cli = parse(arguments);
     if let Err(error) = logging::start(
         &cli.logging,
-        matches!(cli.command, Command::Serve(_) | Command::KeyServer(_) | Command::Attach(_)),
+        matches!(cli.command, Command::Serve(_) | Command::KeyServer(_) | Command::Attach(_) | Command::Nbd(_)),
     ) {
         eprintln!("strongroom: {}", in_words(&error));
         return ExitCode::from(2);
@@ -216,6 +220,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         Command::Reload(args) => commands::drain::reload(&args),
         Command::Attach(command) => commands::attach::run(*command),
         Command::Detach(args) => return commands::detach::run(&args).unwrap_or_else(|error| failed(&error)),
+        Command::Nbd(command) => return commands::nbd::run(command).unwrap_or_else(|error| failed(&error)),
         Command::Copy(args) => commands::copy::run(args),
         Command::Discover(args) => commands::discover::run(args),
         Command::Plan(args) => commands::plan::run(&args),

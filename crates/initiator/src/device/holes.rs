@@ -48,16 +48,27 @@ impl Holes<'_> {
         Ok(Absence { blocks: found, oldest_epoch })
     }
 
+    /// How many blocks from `lba` on may hold data, as the target says: at least one, at most `count`. To be asked where none was found
+    /// absent; a target that says that they are has not proved it, so they count as data.
+    pub(super) fn data(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
+        Ok(self.status(lba)?.map_or(count, |(blocks, _)| blocks.min(count)).max(1))
+    }
+
     /// How many blocks from `lba` on are absent, as the target says.
     fn hint(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
         if count == 0 {
             return Ok(0);
         }
-        Ok(match self.intake.ask(LbaStatus::new(lba), 0)? {
-            Answer::LbaStatus(Some(hint)) if !hint.mapped && hint.lba.0 <= lba.0 => {
-                u64::from(hint.count).saturating_sub(lba.0 - hint.lba.0).min(count)
-            }
+        Ok(match self.status(lba)? {
+            Some((blocks, false)) => blocks.min(count),
             _ => 0,
         })
+    }
+
+    /// How many blocks from `lba` on are alike, and whether they are mapped. `None`: the target does not say.
+    fn status(&self, lba: Lba) -> Result<Option<(u64, bool)>, DeviceError> {
+        let Answer::LbaStatus(Some(status)) = self.intake.ask(LbaStatus::new(lba), 0)? else { return Ok(None) };
+        let behind = lba.0.checked_sub(status.lba.0).and_then(|before| u64::from(status.count).checked_sub(before));
+        Ok(behind.filter(|blocks| *blocks > 0).map(|blocks| (blocks, status.mapped)))
     }
 }

@@ -12,7 +12,7 @@ use crate::attachments::{self, Attachment, AttachmentState, Detached};
 use crate::units::{parse_duration, show_duration};
 
 /// The exit status of a detach after which something is not at the target that programs had written.
-const DATA_LOST: u8 = 3;
+pub(crate) const DATA_LOST: u8 = 3;
 /// How long a detach waits for what is still to be written, if nothing else is said.
 const TIMEOUT: &str = "60s";
 /// How long a forced detach may take before the process is killed.
@@ -28,7 +28,7 @@ const FORCED_TIMEOUT: Duration = Duration::from_secs(15);
         strongroom detach --all"
 )]
 pub(crate) struct DetachArgs {
-    /// The attachment: its directory, its mount point, or its URL.
+    /// The attachment: its directory, its mount point, the socket or URI of its NBD server, or its URL.
     #[arg(required_unless_present_any = ["list", "all"])]
     name: Option<String>,
     /// Every attachment of this user, one after the other.
@@ -56,21 +56,22 @@ impl DetachArgs {
 /// Shows what is attached, and what is left of attachments that ended badly.
 pub(crate) fn list() -> Result<()> {
     for attachment in attachments::list()? {
-        let directory = attachment.directory.display();
+        let name = attachment.place().name();
         let mount =
             attachment.mount.as_ref().map(|mount| format!(", mounted on {}", mount.display())).unwrap_or_default();
-        println!("{} at {directory}{mount} (process {})", attachment.url, attachment.pid);
+        println!("{} at {name}{mount} (process {})", attachment.url, attachment.pid);
         match attachment.state() {
             AttachmentState::Serving => {}
             AttachmentState::EndedWithLosses => {
-                println!("  detached; to confirm what was lost: strongroom detach {directory}")
+                println!("  detached; to confirm what was lost: strongroom detach {name}")
             }
             AttachmentState::Died => {
-                println!("  its process has died; to remove what it left: strongroom detach {directory}")
+                println!("  its process has died; to remove what it left: strongroom detach {name}")
             }
         }
         let health = &attachment.health;
         let lines = [
+            ("NBD", &attachment.nbd),
             ("ECL", &health.transport),
             ("keys", &health.keys),
             ("not connected", &health.disconnected),

@@ -11,6 +11,7 @@ mod full;
 mod keyserver;
 mod metrics;
 mod modes;
+mod nbd;
 mod operating;
 mod package;
 mod product;

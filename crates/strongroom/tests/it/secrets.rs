@@ -91,6 +91,7 @@ fn every_command_has_an_example() {
         &["serve"],
         &["attach"],
         &["detach"],
+        &["nbd", "serve"],
         &["copy"],
         &["discover"],
         &["demo"],

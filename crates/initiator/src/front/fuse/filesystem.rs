@@ -14,6 +14,7 @@ use strongroom_block::{BlockDevice, Buffer, BufferMut, Geometry, Lba, Request};
 
 use super::pending::{PartsReply, Pending, ReadRange};
 use super::{FuseOptions, MAX_WRITE_BYTES};
+use crate::front::block_range::{RangePart, cut_at_blocks};
 
 const ROOT: INodeNo = INodeNo(1);
 pub(super) const FILE: INodeNo = INodeNo(2);
@@ -69,33 +70,6 @@ impl VolumeFile {
             rdev: 0,
             blksize: self.geometry().block_size.bytes(),
             flags: 0,
-        }
-    }
-}
-
-/// Cuts a byte range into what a block device takes: a part of a block, whole blocks, a part of a block.
-///
-/// `whole` gets whole blocks (first, count, byte offset in the range), `part` a piece of one (block, offset in it, byte
-/// offset in the range, length).
-pub(super) fn cut_at_blocks(
-    geometry: Geometry,
-    offset: u64,
-    len: u64,
-    mut whole: impl FnMut(Lba, u64, u64),
-    mut part: impl FnMut(Lba, u32, u64, u64),
-) {
-    let block_bytes = u64::from(geometry.block_size.bytes());
-    let (mut at, end) = (offset, offset + len);
-    while at < end {
-        let (lba, within) = (at / block_bytes, at % block_bytes);
-        if within == 0 && end - at >= block_bytes {
-            let count = (end - at) / block_bytes;
-            whole(Lba(lba), count, at - offset);
-            at += count * block_bytes;
-        } else {
-            let bytes = (block_bytes - within).min(end - at);
-            part(Lba(lba), within as u32, at - offset, bytes);
-            at += bytes;
         }
     }
 }
@@ -214,22 +188,19 @@ impl Filesystem for VolumeFile {
         let fua = flags.0 & (libc::O_SYNC | libc::O_DSYNC) != 0;
         // The kernel's request buffer is used again as soon as we return.
         let data = Buffer::copy_from(&data[..len as usize]);
-        let requests = std::cell::RefCell::new(Vec::with_capacity(1));
-        cut_at_blocks(
-            self.geometry(),
-            offset,
-            len,
-            |lba, count, at| {
-                let bytes = (count << self.geometry().block_size.shift()) as usize;
-                let data = data.slice(at as usize..at as usize + bytes);
-                requests.borrow_mut().push(Request::Write { lba, data, fua });
-            },
-            |lba, offset_bytes, at, bytes| {
-                let data = data.slice(at as usize..(at + bytes) as usize);
-                requests.borrow_mut().push(Request::WritePart { lba, offset_bytes, data, fua });
-            },
-        );
-        self.pending.submit_parts(&*self.device, requests.into_inner(), PartsReply::Write(reply, len as u32));
+        let shift = self.geometry().block_size.shift();
+        let request = |part| match part {
+            RangePart::Whole { lba, count, at } => {
+                let data = data.slice(at as usize..(at + (count << shift)) as usize);
+                Request::Write { lba, data, fua }
+            }
+            RangePart::Piece { lba, offset_bytes, at, len_bytes } => {
+                let data = data.slice(at as usize..(at + len_bytes) as usize);
+                Request::WritePart { lba, offset_bytes, data, fua }
+            }
+        };
+        let requests = cut_at_blocks(self.geometry(), offset, len, u64::MAX).map(request).collect();
+        self.pending.submit_parts(&*self.device, requests, PartsReply::Write(reply, len as u32));
     }
 
     /// Called at each close: nothing is held back here, so there is nothing to do (durability is `fsync`'s).
@@ -266,18 +237,15 @@ impl Filesystem for VolumeFile {
             return reply.error(Errno::EOPNOTSUPP);
         }
         let len = length.min(self.geometry().bytes().saturating_sub(offset));
-        let requests = std::cell::RefCell::new(Vec::with_capacity(1));
-        cut_at_blocks(
-            self.geometry(),
-            offset,
-            len,
-            |lba, count, _| requests.borrow_mut().push(Request::Discard { lba, count }),
-            |lba, offset_bytes, _, bytes| {
-                let data = Buffer::from(BufferMut::zeroed(bytes as usize));
-                requests.borrow_mut().push(Request::WritePart { lba, offset_bytes, data, fua: false });
-            },
-        );
-        self.pending.submit_parts(&*self.device, requests.into_inner(), PartsReply::Empty(reply));
+        let request = |part| match part {
+            RangePart::Whole { lba, count, .. } => Request::Discard { lba, count },
+            RangePart::Piece { lba, offset_bytes, len_bytes, .. } => {
+                let data = Buffer::from(BufferMut::zeroed(len_bytes as usize));
+                Request::WritePart { lba, offset_bytes, data, fua: false }
+            }
+        };
+        let requests = cut_at_blocks(self.geometry(), offset, len, u64::MAX).map(request).collect();
+        self.pending.submit_parts(&*self.device, requests, PartsReply::Empty(reply));
     }
 
     fn readdir(&self, _req: &FuseRequest, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {

@@ -6,10 +6,8 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
-use proptest::prelude::*;
 use strongroom_block::{BlockSize, Completion, CompletionSink, DeviceErrorKind, Geometry, Lba, Request, Token};
 
-use super::filesystem::cut_at_blocks;
 use super::*;
 use crate::MemoryDevice;
 use crate::front::file_system::FileSystemMount;
@@ -357,31 +355,4 @@ fn the_newest_sink_is_offered_completions_before_they_can_be_polled() {
     device.poll_completions(&mut polled);
     assert_eq!(polled.iter().map(|completion| completion.token.0).collect::<Vec<_>>(), [1, 3]);
     assert_eq!([&first, &second].map(|sink| sink.0.lock().unwrap().clone()), [[0], [2]]);
-}
-
-proptest! {
-    #[test]
-    fn ranges_are_cut_at_blocks_without_gap_or_overlap(offset in 0_u64..100_000, len in 0_u64..100_000) {
-        let geometry = Geometry::from_bytes(SIZE, BlockSize::DEFAULT).unwrap();
-        let covered = std::cell::RefCell::new(vec![0_u8; 200_000]);
-        cut_at_blocks(
-            geometry,
-            offset,
-            len,
-            |lba, count, at| {
-                assert_eq!(lba.0 * 4096, offset + at);
-                covered.borrow_mut()[(lba.0 * 4096) as usize..((lba.0 + count) * 4096) as usize].iter_mut().for_each(|b| *b += 1);
-            },
-            |lba, within, at, bytes| {
-                let start = lba.0 * 4096 + u64::from(within);
-                assert_eq!(start, offset + at);
-                assert!(bytes < 4096 && u64::from(within) + bytes <= 4096 && bytes > 0);
-                covered.borrow_mut()[start as usize..(start + bytes) as usize].iter_mut().for_each(|b| *b += 1);
-            },
-        );
-        for (at, &times) in covered.borrow().iter().enumerate() {
-            let inside = (offset..offset + len).contains(&(at as u64));
-            prop_assert_eq!(times, u8::from(inside), "byte {}", at);
-        }
-    }
 }

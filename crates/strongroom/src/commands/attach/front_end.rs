@@ -1,7 +1,7 @@
 //! The front end of `attach`: the volume as a file in FUSE, and if wanted the file system in it, mounted from a loop device on that file.
 //!
 //! It is given an open device and knows nothing of how it was opened. Another front end is another module like this one and a command
-//! that chooses it.
+//! that chooses it (`commands::nbd`).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -13,6 +13,9 @@ use strongroom_block::{BlockDevice, BlockSize};
 use strongroom_initiator::front::file_system::FileSystemMount;
 use strongroom_initiator::front::fuse::{FuseMount, FuseOptions};
 use strongroom_initiator::front::loop_device::{self, LoopDevice};
+
+use crate::attachment_process::{FrontEnd, NotEnded};
+use crate::attachments::AttachmentPlace;
 
 /// How long a forced end waits for the kernel to end the mount.
 const FORCED_PATIENCE: Duration = Duration::from_millis(500);
@@ -34,9 +37,6 @@ pub(super) struct FileFrontEnd {
     is_shut_down: bool,
 }
 
-/// Why a front end could not be ended, and the front end if it works on.
-pub(super) type NotEnded = (Option<Box<FileFrontEnd>>, anyhow::Error);
-
 impl FileFrontEnd {
     /// Shows the device as a file in `directory`, and mounts what is on it if that is wanted.
     pub(super) fn start(
@@ -51,23 +51,23 @@ impl FileFrontEnd {
             mount.map(|mount| mount_file_system(&fuse, block_size, options.read_only, mount)).transpose()?;
         Ok(FileFrontEnd { file_system, fuse, is_shut_down: false })
     }
+}
 
-    pub(super) fn directory(&self) -> &Path {
-        self.fuse.mount_point()
-    }
-
-    pub(super) fn file_path(&self) -> &Path {
-        self.fuse.file_path()
+impl FrontEnd for FileFrontEnd {
+    fn place(&self) -> AttachmentPlace {
+        let directory = self.fuse.mount_point().to_owned();
+        let mount = self.file_system.as_ref().map(|file_system| file_system.directory().to_owned());
+        AttachmentPlace::Directory { directory, mount }
     }
 
     /// Becomes readable when the kernel has ended the mount.
-    pub(super) fn ended_fd(&self) -> BorrowedFd<'_> {
+    fn ended_fd(&self) -> BorrowedFd<'_> {
         self.fuse.ended_fd().as_fd()
     }
 
     /// What to do when the device has grown: the file, and the loop device on it, grow with it. To be called from a thread of its own: the
     /// kernel asks the file for its size.
-    pub(super) fn growth_follower(&self) -> impl Fn() + Send + use<> + 'static {
+    fn growth_follower(&self) -> impl Fn() + Send + 'static {
         let file = self.fuse.shown_size();
         let loop_path = self.file_system.as_ref().map(|file_system| file_system.device().path().to_owned());
         move || {
@@ -87,7 +87,7 @@ impl FileFrontEnd {
 
     /// Once the volume is somebody else's: what the kernel keeps of the file system may be out of date, and what is not written back never
     /// will be. Programs get errors instead. (The file in FUSE is not cached.)
-    pub(super) fn drop_caches(&mut self, why: &str) {
+    fn drop_caches(&mut self, why: &str) {
         let Some(file_system) = self.file_system.as_ref().filter(|_| !self.is_shut_down) else { return };
         self.is_shut_down = true;
         let directory = file_system.directory().display();
@@ -101,7 +101,7 @@ impl FileFrontEnd {
     }
 
     /// Ends it and makes everything durable, unless something still uses it.
-    pub(super) fn finish(mut self) -> Result<(), NotEnded> {
+    fn finish(mut self) -> Result<(), NotEnded<Self>> {
         if let Some(file_system) = self.file_system.take()
             && let Err((file_system, reason)) = file_system.unmount()
         {
@@ -115,7 +115,7 @@ impl FileFrontEnd {
 
     /// Ends it although something uses it, after the device was given up: mounts leave their directories at once, and programs that use
     /// what was on them get errors.
-    pub(super) fn end_by_force(mut self) {
+    fn end_by_force(mut self) {
         if let Some(file_system) = self.file_system.take() {
             file_system.unmount_lazily();
         }
