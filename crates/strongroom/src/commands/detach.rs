@@ -117,7 +117,7 @@ pub(crate) fn run(args: &DetachArgs) -> Result<ExitCode> {
 fn detach_all(args: &DetachArgs) -> Result<Outcome> {
     let (mut outcome, mut left) = (Outcome::Complete, 0);
     for attachment in attachments::list()? {
-        let name = attachment.directory.to_string_lossy();
+        let name = attachment.place().name();
         match detach(args, &attachment, &name) {
             Ok(Outcome::Complete) => {}
             Ok(Outcome::DataLost) => outcome = Outcome::DataLost,
