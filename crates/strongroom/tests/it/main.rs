@@ -13,6 +13,7 @@ mod metrics;
 mod modes;
 mod operating;
 mod package;
+mod pairing;
 mod product;
 mod receiving;
 mod refusals;
