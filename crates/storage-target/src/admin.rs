@@ -33,7 +33,7 @@ pub use report::{
     VerificationReport, VolumeReport, WaitingReport,
 };
 pub(crate) use socket::AdminSocket;
-pub(crate) use workers::workers_answer;
+pub(crate) use workers::{recheck, workers_answer};
 
 /// Upper bound on one request, its newline included, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;

@@ -13,6 +13,7 @@ use super::failures::ProofFailures;
 use super::message::{JoinedMessage, Message, PairingRefusal};
 use super::now_s;
 use super::registry::Joining;
+use crate::admin::recheck;
 use crate::channel_stream::{ChannelStream, ConnectionError};
 use crate::connection_slots::{ConnectionSlot, network_of};
 use crate::pool::Pool;
@@ -129,6 +130,8 @@ fn serve(
     };
     let answer = match outcome {
         Ok(Joining { peer, was_joined }) => {
+            // Workers judge logins by rules of their own hold: before the node hears that it may come.
+            recheck(services, None);
             tracing::info!(peer = %from, key = %node, name = %peer.name, was_joined, "a node has joined");
             let (read_only, name, volumes) = (peer.read_only, peer.name, peer.volumes);
             Message::Joined(JoinedMessage { was_joined, read_only, name, volumes })
