@@ -77,7 +77,7 @@ stop() { # NAME
 }
 until_true() { local i; for i in $(seq 300); do if eval "$1"; then return; fi; sleep 0.1; done; echo "walkthrough: never true: $1"; exit 1; }
 
-# --- README: five minutes --------------------------------------------------------------------------------------------
+# --- By hand: identities, and a configuration that names them (the README's own commands: scripts/five-minutes.sh) ---------
 title "On the initiator: an identity and a key"
 try strongroom identity new; alice=$(printf '%s\n' "$said" | grep ^strongroom-ed25519)
 try strongroom key new --out "~/vault.key"

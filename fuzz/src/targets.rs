@@ -12,6 +12,8 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("record", record),
     ("key_file", key_file),
     ("node_key", node_key),
+    ("invitation", invitation),
+    ("shared_key", shared_key),
     ("key_protocol", strongroom_keyserver::fuzz_decode),
     ("key_server_files", strongroom_keyserver::fuzz_files),
     ("note", strongroom_seal::fuzz_note),
@@ -38,6 +40,8 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("store_checkpoint", strongroom_store::fuzz::fuzz_checkpoint),
     ("store_stream", strongroom_store::fuzz_stream),
     ("transfer", strongroom_target::transfers::fuzz_message),
+    ("pairing", strongroom_target::pairing::fuzz_message),
+    ("peer_database", strongroom_target::pairing::fuzz_database),
     ("store_image", strongroom_store::fuzz::fuzz_image),
     ("store_use", strongroom_store::fuzz::fuzz_use),
 ];
@@ -70,5 +74,23 @@ fn node_key(bytes: &[u8]) {
     }
     if let Ok(key) = NodeKey::parse(text) {
         assert_eq!(NodeKey::parse(&key.to_text()).map(|again| again.public()), Ok(key.public()));
+    }
+}
+
+fn invitation(bytes: &[u8]) {
+    use strongroom_handshake::Invitation;
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(read) = Invitation::parse(text) {
+        let again = Invitation::parse(&read.to_text()).expect("what is written can be read");
+        assert_eq!((again.expires_at, again.addresses), (read.expires_at, read.addresses));
+    }
+}
+
+fn shared_key(bytes: &[u8]) {
+    use strongroom_handshake::{NodeKey, SharedKey};
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(read) = SharedKey::parse(text) {
+        assert_eq!(SharedKey::parse(&read.to_text()).as_ref(), Ok(&read));
+        let _ = read.open(&NodeKey::from_seed(&[2; 32]), Some(read.sender()));
     }
 }

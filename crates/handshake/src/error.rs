@@ -41,7 +41,9 @@ impl std::error::Error for TlsError {}
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum HandshakeError {
     /// At the target: an initiator whose key it does not know.
-    #[error("refused an unknown peer; to admit it, add a [[peer]] with key = \"{key}\" to the configuration")]
+    #[error(
+        "refused an unknown peer; to admit it, invite it (strongroom invite), or add a [[peer]] with key = \"{key}\" to the configuration"
+    )]
     UnknownPeer {
         /// What it presented. It was not made to prove that it holds the private key.
         key: PublicKey,
@@ -57,8 +59,8 @@ pub enum HandshakeError {
     },
     /// At the initiator: the target refused our key.
     #[error(
-        "the target does not know this node; ask its administrator to add a [[peer]] with key = \"{own}\" to its \
-         configuration"
+        "the target does not know this node; ask its administrator for an invitation (strongroom invite; strongroom join), or to add a [[peer]] with \
+         key = \"{own}\" to its configuration"
     )]
     RefusedByTarget {
         /// Our key, as the administrator needs it.
@@ -103,7 +105,8 @@ pub enum HandshakeError {
     /// The stream ended after the initiator had finished, and before the target confirmed.
     #[error(
         "the target closed the connection instead of confirming it: most likely it does not know this node; ask its \
-         administrator to add a [[peer]] with key = \"{own}\" to its configuration, or look at its log"
+         administrator for an invitation (strongroom invite; strongroom join), or to add a [[peer]] with key = \"{own}\" to its configuration, or \
+         look at its log"
     )]
     NotConfirmed {
         /// Our key.

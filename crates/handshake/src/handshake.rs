@@ -1,19 +1,22 @@
 //! One handshake, without its connection: bytes in, bytes out, channel keys at the end.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use rustls::client::AlwaysResolvesClientRawPublicKeys;
 use rustls::client::{ClientConnection, Resumption};
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{cipher_suite::TLS13_AES_256_GCM_SHA384, default_provider, kx_group::X25519MLKEM768};
 use rustls::pki_types::ServerName;
-use rustls::server::{NoServerSessionStorage, ServerConnection};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, ServerConnection};
+use rustls::sign::CertifiedKey;
 use rustls::{AlertDescription, ClientConfig, Connection, Error, ProtocolVersion, ServerConfig, version::TLS13};
-use rustls::{client::AlwaysResolvesClientRawPublicKeys, server::AlwaysResolvesServerRawPublicKeys};
 use strongroom_block::Suite;
 use strongroom_channel::{ChannelKeys, EXPORTER_BYTES, FRAME_TYPE_MIN, Role, Scheme};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
+use crate::pairing::{PAIRING_EXPORTER_LABEL, PairingBinding};
 use crate::verify::{KeyVerifier, Refused};
 use crate::{HandshakeError, NodeKey, PublicKey, TlsError};
 
@@ -45,6 +48,10 @@ pub const KEYS_ALPN: &[u8] = b"strongroom-keys/1";
 /// The application protocol by which a node sends snapshots into volumes of a target, on the target's own port. Everything is
 /// encrypted, under the usual suite.
 pub const TRANSFER_ALPN: &[u8] = b"strongroom-transfer/1";
+
+/// The application protocol by which a node that a target does not know yet takes up an invitation (`docs/pairing.md`), on the target's
+/// own port. Everything is encrypted, under the usual suite. An initiator that offers it offers nothing else.
+pub const PAIRING_ALPN: &[u8] = b"strongroom-pairing/1";
 
 /// The application protocol of the login of an ECL association (`docs/ecl.md`), which likewise stands for a scheme and a suite. Being another
 /// one than [`alpn`], nobody in the middle can make iSCSI of it.
@@ -95,9 +102,11 @@ pub enum Protocols<'a> {
     Keys,
     /// Snapshots on their way to another target: [`TRANSFER_ALPN`].
     Transfer,
+    /// Taking up an invitation: [`PAIRING_ALPN`].
+    Pairing,
     /// Block storage over ECL, with those of these schemes that it has.
     Ecl(Offer<'a>),
-    /// What a target's port admits: block storage, and as it says ECL and transfers.
+    /// What a target's port admits: block storage, and as it says ECL, transfers and pairing.
     Port {
         /// The schemes and suites of block storage, by whichever transport.
         blocks: Offer<'a>,
@@ -105,6 +114,8 @@ pub enum Protocols<'a> {
         ecl: bool,
         /// Whether transfers are.
         transfer: bool,
+        /// Whether invitations can be taken up, by nodes with any key.
+        pairing: bool,
     },
 }
 
@@ -117,6 +128,8 @@ pub enum Protocol {
     Keys,
     /// Snapshots.
     Transfer,
+    /// An invitation. At a target the peer's key is proven, and any: what it may do is for the invitation to say.
+    Pairing,
     /// Block storage over ECL: what follows on the connection is its login.
     Ecl,
 }
@@ -153,10 +166,12 @@ impl Protocols<'_> {
             Protocols::Ecl(offer) => ecl(offer),
             Protocols::Keys => vec![KEYS_ALPN.to_vec()],
             Protocols::Transfer => vec![TRANSFER_ALPN.to_vec()],
-            Protocols::Port { blocks: offer, ecl: has_ecl, transfer } => {
+            Protocols::Pairing => vec![PAIRING_ALPN.to_vec()],
+            Protocols::Port { blocks: offer, ecl: has_ecl, transfer, pairing } => {
                 let ecl = if has_ecl { ecl(offer) } else { Vec::new() };
                 let transfer = transfer.then(|| TRANSFER_ALPN.to_vec());
-                blocks(offer).into_iter().chain(ecl).chain(transfer).collect()
+                let pairing = pairing.then(|| PAIRING_ALPN.to_vec());
+                blocks(offer).into_iter().chain(ecl).chain(transfer).chain(pairing).collect()
             }
         }
     }
@@ -166,6 +181,7 @@ fn agreement(protocol: &[u8]) -> Option<(Protocol, Scheme, Suite)> {
     match protocol {
         KEYS_ALPN => return Some((Protocol::Keys, Scheme::EncryptAll, Suite::default())),
         TRANSFER_ALPN => return Some((Protocol::Transfer, Scheme::EncryptAll, Suite::default())),
+        PAIRING_ALPN => return Some((Protocol::Pairing, Scheme::EncryptAll, Suite::default())),
         _ => {}
     }
     let of = |agreed| {
@@ -181,7 +197,7 @@ fn agreement(protocol: &[u8]) -> Option<(Protocol, Scheme, Suite)> {
 
 /// Says which initiators a target admits. Asked in every handshake, so that a change of the access list counts at once.
 pub trait PeerPolicy: Send + Sync {
-    /// Whether a node with this key may connect at all.
+    /// Whether a node with this key may connect at all; to take up an invitation, any node may.
     fn accepts(&self, key: &PublicKey) -> bool;
 }
 
@@ -203,6 +219,28 @@ pub struct Finished {
     pub protocol: Protocol,
     /// For the keys of the association, with [`Protocol::Ecl`].
     pub ecl: Option<EclSecret>,
+    /// What a proof of an invitation is bound to, with [`Protocol::Pairing`].
+    pub pairing: Option<PairingBinding>,
+}
+
+/// Gives a target's key to every initiator, and notes of each whether it offers pairing and nothing else: only then its own key need not be
+/// known. Of a ClientHello that is repeated (RFC 8446 §4.1.4) the last one counts, as it does for what is agreed on.
+#[derive(Debug)]
+struct TargetKeyResolver {
+    key: Arc<CertifiedKey>,
+    is_for_pairing: Arc<AtomicBool>,
+}
+
+impl ResolvesServerCert for TargetKeyResolver {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let is_for_pairing = hello.alpn().is_some_and(|offered| offered.eq([PAIRING_ALPN]));
+        self.is_for_pairing.store(is_for_pairing, Ordering::Relaxed);
+        Some(Arc::clone(&self.key))
+    }
+
+    fn only_raw_public_keys(&self) -> bool {
+        true
+    }
 }
 
 enum Stage {
@@ -226,6 +264,8 @@ pub struct Handshake {
     own: PublicKey,
     connection: Connection,
     refused: Refused,
+    /// Of a target: the peer's key was not judged, because it offered pairing alone.
+    is_for_pairing: Arc<AtomicBool>,
     record: Vec<u8>,
     taken_bytes: usize,
     stage: Stage,
@@ -267,10 +307,11 @@ impl Handshake {
         // Never sent and never checked: the library wants a name.
         let name = ServerName::try_from("strongroom.invalid").expect("a valid DNS name");
         let connection = ClientConnection::new(Arc::new(config), name).map_err(tls)?;
-        Ok(Self::new(Role::Initiator, node, connection.into(), refused))
+        Ok(Self::new(Role::Initiator, node, connection.into(), refused, Arc::default()))
     }
 
-    /// A target's side. Of what is `admitted` it takes the first that the initiator offers.
+    /// A target's side. Of what is `admitted` it takes the first that the initiator offers. `policy` is not asked of one that offers pairing
+    /// alone: where that is admitted, nothing but [`Protocol::Pairing`] comes of it.
     ///
     /// # Errors
     /// [`HandshakeError::Tls`] if the library refuses our own configuration.
@@ -280,24 +321,37 @@ impl Handshake {
         admitted: impl Into<Protocols<'a>>,
     ) -> Result<Handshake, HandshakeError> {
         let (provider, refused) = (provider(), Refused::default());
-        let accepts = Box::new(move |key: &PublicKey| policy.accepts(key));
+        let is_for_pairing = Arc::new(AtomicBool::new(false));
+        let offers_pairing_alone = Arc::clone(&is_for_pairing);
+        // With that offer nothing else can be agreed on, and nothing at all where pairing is not admitted.
+        let accepts =
+            Box::new(move |key: &PublicKey| offers_pairing_alone.load(Ordering::Relaxed) || policy.accepts(key));
         let verifier = KeyVerifier::new(accepts, Arc::clone(&refused), Arc::clone(&provider));
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(tls)?
             .with_client_cert_verifier(Arc::new(verifier))
-            .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(node.certified())));
+            .with_cert_resolver(Arc::new(TargetKeyResolver {
+                key: node.certified(),
+                is_for_pairing: Arc::clone(&is_for_pairing),
+            }));
         config.alpn_protocols = admitted.into().names();
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
         let connection = ServerConnection::new(Arc::new(config)).map_err(tls)?;
-        Ok(Self::new(Role::Target, node, connection.into(), refused))
+        Ok(Self::new(Role::Target, node, connection.into(), refused, is_for_pairing))
     }
 
-    fn new(role: Role, node: &NodeKey, connection: Connection, refused: Refused) -> Handshake {
-        let (own, record) = (node.public(), Vec::new());
-        Handshake { role, own, connection, refused, record, taken_bytes: 0, stage: Stage::Negotiating }
+    fn new(
+        role: Role,
+        node: &NodeKey,
+        connection: Connection,
+        refused: Refused,
+        is_for_pairing: Arc<AtomicBool>,
+    ) -> Handshake {
+        let (own, record, stage) = (node.public(), Vec::new(), Stage::Negotiating);
+        Handshake { role, own, connection, refused, is_for_pairing, record, taken_bytes: 0, stage }
     }
 
     /// Takes bytes from the peer, at most up to the end of one TLS record; returns how many it took. 0 means that the
@@ -419,6 +473,10 @@ impl Handshake {
         let peer = presented
             .and_then(|spki| PublicKey::from_spki(spki))
             .ok_or(HandshakeError::Incompatible { reason: "no raw public key" })?;
+        // Cannot be; and if it could, a key that nobody has judged would get to volumes.
+        if agreed != Protocol::Pairing && self.is_for_pairing.load(Ordering::Relaxed) {
+            return Err(HandshakeError::UnknownPeer { key: peer });
+        }
         let (initiator, target) = match self.role {
             Role::Initiator => (self.own, peer),
             Role::Target => (peer, self.own),
@@ -436,7 +494,17 @@ impl Handshake {
             }
             _ => None,
         };
-        Ok(Finished { keys, peer, protocol: agreed, ecl })
+        let pairing = match agreed {
+            Protocol::Pairing => {
+                let mut bytes = [0; EXPORTER_BYTES];
+                connection.export_keying_material(&mut bytes, PAIRING_EXPORTER_LABEL, Some(&context)).map_err(tls)?;
+                let binding = PairingBinding::new(&bytes, initiator, target);
+                bytes.zeroize();
+                Some(binding)
+            }
+            _ => None,
+        };
+        Ok(Finished { keys, peer, protocol: agreed, ecl, pairing })
     }
 
     /// From what the library says to what a person can act on.

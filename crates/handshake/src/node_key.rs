@@ -112,6 +112,16 @@ impl NodeKey {
         Zeroizing::new(tag.as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 
+    /// Signs what begins with a label of its own: this key signs in TLS, too.
+    pub(crate) fn sign(&self, labelled: &[u8]) -> Vec<u8> {
+        let pair = Ed25519KeyPair::from_seed_unchecked(&*self.seed).expect("any 32 bytes are a seed");
+        pair.sign(labelled).as_ref().to_vec()
+    }
+
+    pub(crate) fn seed(&self) -> &[u8; SEED_BYTES] {
+        &self.seed
+    }
+
     pub(crate) fn certified(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.certified)
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelLimits, FrameKind, Scheme};
 use strongroom_handshake::{
-    Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, Protocol, Protocols,
-    PublicKey, TRANSFER_ALPN, alpn, ecl_alpn,
+    Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, Offer, PAIRING_ALPN, PairingSecret, PeerPolicy,
+    Protocol, Protocols, PublicKey, TRANSFER_ALPN, alpn, ecl_alpn,
 };
 
 fn node(seed: u8) -> NodeKey {
@@ -136,7 +136,7 @@ fn a_transfer_is_a_protocol_of_its_own() {
     let blocks = || Protocols::from(&[Scheme::Lazy]);
     let either = || {
         let blocks = Offer { schemes: &[Scheme::Lazy], suites: &[Suite::Aes256Gcm] };
-        Protocols::Port { blocks, ecl: false, transfer: true }
+        Protocols::Port { blocks, ecl: false, transfer: true, pairing: false }
     };
     let meeting = |offered: Protocols<'_>, admitted: Protocols<'_>| {
         let (initiator, target) = (node(1), node(2));
@@ -167,6 +167,57 @@ fn a_transfer_is_a_protocol_of_its_own() {
     }
 }
 
+/// An unknown node gets to an invitation where the target admits that, and to nothing else.
+#[test]
+fn attack_pairing_opens_nothing_else_to_a_stranger() {
+    assert_eq!(PAIRING_ALPN, b"strongroom-pairing/1");
+    let blocks = Offer { schemes: &[Scheme::Lazy], suites: &[Suite::Aes256Gcm] };
+    let port = |pairing| Protocols::Port { blocks, ecl: true, transfer: true, pairing };
+    let (stranger, target) = (node(1), node(2));
+    let meeting = |offered: Protocols<'_>, admitted: Protocols<'_>| {
+        let mut pair = Pair {
+            initiator: Handshake::initiator(&stranger, &[target.public()], offered).unwrap(),
+            target: Handshake::target(&target, only(node(3).public()), admitted).unwrap(),
+            piece_bytes: usize::MAX,
+        };
+        pair.run().1.expect("an outcome")
+    };
+    let paired = meeting(Protocols::Pairing, port(true)).unwrap();
+    assert_eq!((paired.protocol, paired.peer), (Protocol::Pairing, stranger.public()));
+    assert_eq!(meeting(Protocols::Pairing, port(false)).unwrap_err(), HandshakeError::NoCommonScheme);
+    // Offered beside something else, or something else alone: the key must be known.
+    for offered in [
+        Protocols::Port { blocks, ecl: false, transfer: false, pairing: true },
+        Protocols::Port { blocks, ecl: true, transfer: true, pairing: true },
+        Protocols::Blocks(blocks),
+        Protocols::Ecl(blocks),
+        Protocols::Transfer,
+    ] {
+        let refused = meeting(offered, port(true)).unwrap_err();
+        assert_eq!(refused, HandshakeError::UnknownPeer { key: stranger.public() });
+    }
+}
+
+/// What a proof is bound to is the same at both ends of one connection, and another one on the next.
+#[test]
+fn both_ends_of_a_pairing_have_one_binding() {
+    let key = PairingSecret::from_bytes([7; 16]).key();
+    let meet = || {
+        let (initiator, target) = (node(1), node(2));
+        let mut pair = Pair {
+            initiator: Handshake::initiator(&initiator, &[target.public()], Protocols::Pairing).unwrap(),
+            target: Handshake::target(&target, only(node(3).public()), Protocols::Pairing).unwrap(),
+            piece_bytes: usize::MAX,
+        };
+        let (at_initiator, at_target) = pair.run();
+        let binding = |outcome: Option<Outcome>| outcome.unwrap().unwrap().pairing.expect("it is for pairing");
+        (binding(at_initiator), binding(at_target))
+    };
+    let ((here, there), (_, next)) = (meet(), meet());
+    let proof = key.prove(&here);
+    assert!(key.is_proven_by(&proof, &there) && !key.is_proven_by(&proof, &next));
+}
+
 /// ECL is agreed on where the target has it, for the two schemes that it carries, and for nothing else: what an initiator offers is iSCSI or
 /// ECL, never both, so nobody in the middle can choose. Both ends get the same secret, which is not the channel's.
 #[test]
@@ -178,7 +229,7 @@ fn ecl_is_a_protocol_of_its_own() {
         let offer = Offer { schemes: &schemes, suites: &suites };
         let offered = if is_ecl { Protocols::Ecl(offer) } else { Protocols::Blocks(offer) };
         let blocks = Offer { schemes: Scheme::ALL, suites: &suites };
-        let admitted = Protocols::Port { blocks, ecl: has_ecl, transfer: true };
+        let admitted = Protocols::Port { blocks, ecl: has_ecl, transfer: true, pairing: false };
         let (initiator, target) = (node(1), node(2));
         let mut pair = Pair {
             initiator: Handshake::initiator(&initiator, &[target.public()], offered).unwrap(),

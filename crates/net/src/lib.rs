@@ -16,10 +16,12 @@ mod udp;
 
 pub use error::{NetError, StreamFailure};
 pub use link::LinkPacket;
+pub use link::PAIRING_MESSAGE_BYTES_MAX;
 #[doc(hidden)]
 pub use link::fuzz_link;
 pub use link::{
-    Admission, ECL_MESSAGE_BYTES_MAX, EclLogins, Link, LinkEnd, LinkEvent, LinkOptions, TransferChannel, Transfers,
+    Admission, ECL_MESSAGE_BYTES_MAX, EclLogins, Link, LinkEnd, LinkEvent, LinkOptions, PairingChannel, Pairings,
+    TransferChannel, Transfers,
 };
 pub use link::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX};
 pub use runtime::{

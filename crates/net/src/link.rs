@@ -17,7 +17,9 @@
 mod ecl;
 mod end;
 mod fuzz;
+mod options;
 mod packets;
+mod pairing;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -25,11 +27,11 @@ mod transfer;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use strongroom_block::{Buffer, CryptoCounters, Suite};
-use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Role, Scheme};
-use strongroom_handshake::{Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, Protocols, PublicKey};
+use strongroom_block::{Buffer, Suite};
+use strongroom_channel::{Channel, ChannelKeys, FrameKind, Role, Scheme};
+use strongroom_handshake::{Handshake, HandshakeError, NodeKey, PairingBinding, PeerPolicy, PublicKey};
 use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::{Digests, Pdu, PlainFramer};
 use zeroize::Zeroize as _;
@@ -38,65 +40,15 @@ pub use self::ecl::{ECL_MESSAGE_BYTES_MAX, EclLogins};
 pub use self::end::LinkEnd;
 #[doc(hidden)]
 pub use self::fuzz::fuzz_link;
+pub use self::options::LinkOptions;
 pub use self::packets::LinkPacket;
+pub use self::pairing::{PAIRING_MESSAGE_BYTES_MAX, PairingChannel, Pairings};
 pub use self::transfer::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX, TransferChannel, Transfers};
 
 /// First byte of a TLS ClientHello's record.
 const TLS_HANDSHAKE_RECORD: u8 = 0x16;
 /// First byte of a plain iSCSI connection: a Login Request, always immediate (RFC 7143 §11.12).
 const LOGIN_REQUEST: u8 = 0x43;
-
-/// Limits of a link.
-#[derive(Clone, Debug)]
-pub struct LinkOptions {
-    /// How long handshake and login together may take, until [`Link::login_finished`].
-    pub setup_timeout: Duration,
-    /// Longest data segment taken on a plain stream, in bytes: the MaxRecvDataSegmentLength that the session declares.
-    pub data_bytes_max: usize,
-    /// The schemes that an initiator offers, or that a target admits, the preferred one first.
-    pub schemes: Vec<Scheme>,
-    /// The cipher suites, likewise.
-    pub suites: Vec<Suite>,
-    /// Whether snapshots may be sent over it.
-    pub transfers: Transfers,
-    /// Whether it may be the login of an ECL association.
-    pub ecl: EclLogins,
-    /// Limits of the channel; its `data_bytes_max` likewise bounds what one connection can make us hold.
-    pub channel: ChannelLimits,
-    /// Keys of a channel that are in use serve us for so long; zero: for any time.
-    pub rekey_after: Duration,
-    /// Counts the bytes of cryptography done for channels.
-    pub counters: Arc<CryptoCounters>,
-}
-
-impl LinkOptions {
-    fn protocols(&self) -> Protocols<'_> {
-        let offer = Offer { schemes: &self.schemes, suites: &self.suites };
-        let (ecl, transfer) = (self.ecl == EclLogins::Admitted, self.transfers == Transfers::Admitted);
-        match (self.ecl, self.transfers) {
-            (EclLogins::Only, _) => Protocols::Ecl(offer),
-            (_, Transfers::Only) => Protocols::Transfer,
-            (EclLogins::Never, Transfers::Never) => Protocols::Blocks(offer),
-            _ => Protocols::Port { blocks: offer, ecl, transfer },
-        }
-    }
-}
-
-impl Default for LinkOptions {
-    fn default() -> LinkOptions {
-        LinkOptions {
-            setup_timeout: Duration::from_secs(15),
-            data_bytes_max: 1 << 20,
-            schemes: vec![Scheme::default()],
-            suites: vec![Suite::default()],
-            transfers: Transfers::default(),
-            ecl: EclLogins::default(),
-            channel: ChannelLimits::default(),
-            rekey_after: Duration::from_secs(3600),
-            counters: Arc::new(CryptoCounters::new()),
-        }
-    }
-}
 
 /// What a target's port admits.
 #[derive(Clone)]
@@ -149,6 +101,8 @@ enum LinkState {
     Channel(Box<Channel>),
     /// The same for a transfer, until [`Link::into_transfer`].
     Transfer(Box<Channel>),
+    /// The same for an invitation that is taken up, until [`Link::into_pairing`].
+    Pairing(Box<Channel>, PairingBinding),
     /// The same for the login of an ECL association, which has messages instead of PDUs, and perhaps packets behind them.
     Ecl(Box<ecl::EclChannel>),
     Ended,
@@ -314,7 +268,9 @@ impl Link {
             LinkState::Plain(_) => LinkEnd::Truncated,
             LinkState::Handshaking(handshake, _) => handshake.handle_eof().into(),
             LinkState::Confirming(confirming) => confirming.handshake.handle_eof().into(),
-            LinkState::Channel(channel) | LinkState::Transfer(channel) => end::of_stream(channel),
+            LinkState::Channel(channel) | LinkState::Transfer(channel) | LinkState::Pairing(channel, _) => {
+                end::of_stream(channel)
+            }
             LinkState::Ecl(ecl) => ecl.end_of_stream(),
             LinkState::Ended => return,
         };
@@ -417,7 +373,9 @@ impl Link {
             return;
         }
         match &mut self.state {
-            LinkState::Channel(channel) | LinkState::Transfer(channel) => channel.close(&mut self.out),
+            LinkState::Channel(channel) | LinkState::Transfer(channel) | LinkState::Pairing(channel, _) => {
+                channel.close(&mut self.out);
+            }
             LinkState::Ecl(ecl) => ecl.close(&mut self.out),
             _ => {}
         }
@@ -487,7 +445,7 @@ impl Link {
                 Ok(taken)
             }
             LinkState::Ecl(ecl) => ecl.handle_input(bytes, &mut self.events, &mut self.out),
-            LinkState::Transfer(_) => unreachable!("what comes is held"),
+            LinkState::Transfer(_) | LinkState::Pairing(..) => unreachable!("what comes is held"),
             LinkState::Ended => Ok(bytes.len()),
         }
     }
@@ -527,7 +485,12 @@ impl Link {
         let LinkState::Handshaking(handshake, role) = std::mem::replace(&mut self.state, LinkState::Ended) else {
             unreachable!("called in this state only");
         };
-        let agreement = ecl::Agreement { peer: finished.peer, protocol: finished.protocol, ecl: finished.ecl };
+        let agreement = ecl::Agreement {
+            peer: finished.peer,
+            protocol: finished.protocol,
+            ecl: finished.ecl,
+            pairing: finished.pairing,
+        };
         let limits = agreement.limits(self.options.channel);
         let counters = Arc::clone(&self.options.counters);
         if role == Role::Initiator {
@@ -584,6 +547,7 @@ impl LinkState {
             LinkState::Confirming(..) => "awaiting confirmation",
             LinkState::Channel(_) => "channel",
             LinkState::Transfer(_) => "channel of a transfer",
+            LinkState::Pairing(..) => "channel of an invitation",
             LinkState::Ecl(_) => "channel of an ECL login",
             LinkState::Ended => "ended",
         }

@@ -15,6 +15,7 @@ use strongroom_iscsi::target::ChapPolicy;
 use crate::config::{Config, PeerRule, PlainRule};
 use crate::error::ConfigError;
 use crate::names::{VolumeName, for_log};
+use crate::pairing::{ConfiguredPeers, PairedPeer};
 use crate::protection::ProtectionUnmet;
 use crate::volume::Volume;
 use chap::ChapUsers;
@@ -33,10 +34,14 @@ pub enum Identity {
     Plain,
 }
 
-/// The rules of a configuration, ready to be asked.
-#[derive(Debug)]
+/// The rules of a configuration, ready to be asked, and the peers that have joined by invitation.
+#[derive(Clone, Debug)]
 pub struct AccessRules {
     peers: HashMap<PublicKey, PeerRule>,
+    /// As the peer database has them.
+    database: Arc<[PairedPeer]>,
+    /// Of these, those whose name and key the configuration does not have: what it says of a peer is all that counts.
+    paired: HashMap<PublicKey, PeerRule>,
     plain: Vec<(PlainRule, Vec<Network>)>,
     chap: ChapUsers,
     discovery_chap: Vec<String>,
@@ -53,7 +58,10 @@ pub struct Admission {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The key is in no peer's rule (any more).
-    #[error("no [[peer]] of the configuration has this key; add one with the line `key = \"{0}\"`")]
+    #[error(
+        "neither a [[peer]] of the configuration nor one that was invited has this key; invite it (strongroom invite), or add a [[peer]] with the line \
+         `key = \"{0}\"`"
+    )]
     UnknownPeer(PublicKey),
     /// A known node under another's name.
     #[error(
@@ -154,22 +162,45 @@ impl AccessRules {
         };
         let plain =
             config.plain.iter().map(|rule| Ok((rule.clone(), networks(rule)?))).collect::<Result<_, ConfigError>>()?;
-        Ok(AccessRules { peers, plain, chap, discovery_chap: config.discovery_chap.clone() })
+        let (database, paired) = (Arc::default(), HashMap::new());
+        Ok(AccessRules { peers, database, paired, plain, chap, discovery_chap: config.discovery_chap.clone() })
+    }
+
+    /// The same rules with these peers of the database in place of the ones before.
+    pub(crate) fn with_database(mut self, database: Arc<[PairedPeer]>) -> AccessRules {
+        let counts = database.iter().filter(|peer| !self.overrides(peer));
+        self.paired = counts.map(|peer| (peer.key, rule_of(peer))).collect();
+        self.database = database;
+        self
+    }
+
+    /// The peers of the database, those that the configuration overrides included.
+    pub(crate) fn database(&self) -> &Arc<[PairedPeer]> {
+        &self.database
+    }
+
+    /// Whether the configuration has a peer of this one's name or key: then nothing that the database says of it counts.
+    pub(crate) fn overrides(&self, peer: &PairedPeer) -> bool {
+        self.has_key(&peer.key) || self.has_name(peer.name.as_str())
     }
 
     /// Whether a node with this key may connect at all.
     pub fn knows(&self, key: &PublicKey) -> bool {
-        self.peers.contains_key(key)
+        self.peer(key).is_some()
+    }
+
+    fn peer(&self, key: &PublicKey) -> Option<&PeerRule> {
+        self.peers.get(key).or_else(|| self.paired.get(key))
     }
 
     /// Whether the node with this key may send snapshots into any volume.
     pub(crate) fn may_send(&self, key: &PublicKey) -> bool {
-        self.peers.get(key).is_some_and(|peer| !peer.receive.is_empty())
+        self.peer(key).is_some_and(|peer| !peer.receive.is_empty())
     }
 
     /// Whether the node with this key may send snapshots into the volume of this name, which need not be there.
     pub fn may_send_into(&self, key: &PublicKey, volume: &VolumeName) -> bool {
-        self.peers.get(key).is_some_and(|peer| lists(&peer.receive, volume.as_str()))
+        self.peer(key).is_some_and(|peer| lists(&peer.receive, volume.as_str()))
     }
 
     /// Whether `identity` may call itself `initiator`.
@@ -274,17 +305,17 @@ impl AccessRules {
         Ok(Admission { read_only: read_only || volume.access.read_only || is_still })
     }
 
-    /// The configuration's name of a peer, for logs.
+    /// The name of a peer, for logs.
     pub fn peer_name<'a>(&'a self, identity: &'a Identity) -> Option<&'a str> {
         match identity {
-            Identity::Channel(key) => self.peers.get(key).map(|peer| peer.name.as_str()),
+            Identity::Channel(key) => self.peer(key).map(|peer| peer.name.as_str()),
             Identity::Chap(user) => Some(user),
             Identity::Plain => None,
         }
     }
 
     fn peer_under_name(&self, key: PublicKey, initiator: &str) -> Result<&PeerRule, Refusal> {
-        let peer = self.peers.get(&key).ok_or(Refusal::UnknownPeer(key))?;
+        let peer = self.peer(&key).ok_or(Refusal::UnknownPeer(key))?;
         let own = format!(".{}", key.fingerprint());
         let is_bound = match peer.initiators.as_slice() {
             [] => initiator.ends_with(&own),
@@ -298,6 +329,28 @@ impl AccessRules {
             listed => format!("it may use {}", listed.join(", ")),
         };
         Err(Refusal::ForeignName { peer: peer.name.clone(), initiator: for_log(initiator), bound })
+    }
+}
+
+impl ConfiguredPeers for AccessRules {
+    fn has_name(&self, name: &str) -> bool {
+        self.peers.values().any(|peer| peer.name == name)
+    }
+
+    fn has_key(&self, key: &PublicKey) -> bool {
+        self.peers.contains_key(key)
+    }
+}
+
+/// What the database says of a peer, as the configuration would. It logs in by names that end in its key's fingerprint.
+fn rule_of(peer: &PairedPeer) -> PeerRule {
+    PeerRule {
+        name: peer.name.to_string(),
+        key: peer.key.to_string(),
+        initiators: Vec::new(),
+        volumes: peer.volumes.clone(),
+        read_only: peer.read_only,
+        receive: Vec::new(),
     }
 }
 
@@ -421,6 +474,36 @@ mod tests {
             let refusal = rules.admit(&alice, HERE, &foreign, &volume("data", true)).unwrap_err();
             assert!(refusal.to_string().contains("any that ends in .0101010101010101"), "{foreign}: {refusal}");
         }
+    }
+
+    #[test]
+    fn what_the_configuration_says_of_a_peer_overrides_the_database() {
+        let paired = |name: &str, byte| PairedPeer {
+            name: name.parse().unwrap(),
+            key: PublicKey::from_bytes([byte; 32]),
+            volumes: vec!["*".into()],
+            read_only: false,
+            since: 0,
+        };
+        // Another node of alice's name, alice's key under another name, and one of its own.
+        let database: Arc<[PairedPeer]> = vec![paired("alice", 7), paired("other", 1), paired("bob", 2)].into();
+        let rules = rules().with_database(Arc::clone(&database));
+        let named = |byte| {
+            format!("iqn.2026-11.org.strongroom:initiator.host.{}", PublicKey::from_bytes([byte; 32]).fingerprint())
+        };
+        let admit = |byte, name: &str, volume_name: &str| {
+            let identity = Identity::Channel(PublicKey::from_bytes([byte; 32]));
+            rules.admit(&identity, HERE, name, &volume(volume_name, true))
+        };
+        assert!(!rules.knows(&PublicKey::from_bytes([7; 32])));
+        assert!(matches!(admit(7, &named(7), "data"), Err(Refusal::UnknownPeer(_))));
+        let alice = "iqn.2026-11.org.example:alice";
+        assert!(admit(1, alice, "data").is_ok() && matches!(admit(1, alice, "x"), Err(Refusal::NotForPeer { .. })));
+        assert_eq!(admit(2, &named(2), "x"), Ok(Admission { read_only: false }));
+        assert!(matches!(admit(2, alice, "x"), Err(Refusal::ForeignName { .. })));
+        assert_eq!(rules.peer_name(&Identity::Channel(PublicKey::from_bytes([2; 32]))), Some("bob"));
+        let overridden: Vec<bool> = database.iter().map(|peer| rules.overrides(peer)).collect();
+        assert_eq!(overridden, [true, true, false]);
     }
 
     #[test]

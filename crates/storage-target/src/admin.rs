@@ -5,14 +5,17 @@
 //! touch a session or a store: they ask the workers. Deliberately absent: anything that needs a key.
 
 mod answer;
+mod answer_peers;
 mod client;
 mod drain;
 pub(crate) mod error;
 mod lines;
+mod peers;
 mod receive;
 mod report;
 mod send;
 mod socket;
+mod workers;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,15 +23,17 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use crate::operate::{CloneReport, Description, Operation, Pruned, PrunedSnapshot, SnapshotReport};
-pub(crate) use answer::{reload, status, workers_answer};
+pub(crate) use answer::{reload, status};
 pub use client::{AdminError, Client};
 pub(crate) use drain::Drain;
 pub use error::{ReloadError, RequestError};
+pub use peers::{InvitationReport, InvitationText, PeerOperation, PeerOrigin, PeerReport};
 pub use report::{
     ConnectionReport, EclReport, ScheduleReport, SessionReport, SpaceReport, StatusReport, StoreReport,
     VerificationReport, VolumeReport, WaitingReport,
 };
 pub(crate) use socket::AdminSocket;
+pub(crate) use workers::{recheck, workers_answer};
 
 /// Upper bound on one request, its newline included, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
@@ -64,7 +69,7 @@ pub enum Request {
         /// Every session of this initiator name.
         #[serde(default)]
         initiator: Option<String>,
-        /// Every session of this node of the configuration.
+        /// Every session of this peer.
         #[serde(default)]
         peer: Option<String>,
         /// Every session with this volume.
@@ -137,6 +142,37 @@ pub enum Request {
         /// The volume.
         volume: String,
     },
+    /// Gives out an invitation. Answered by [`Reply::Invited`].
+    Invite {
+        /// What the node that takes it up will be called.
+        name: String,
+        /// The volumes that it may use; `*` for all.
+        volumes: Vec<String>,
+        /// It may only read.
+        #[serde(default)]
+        read_only: bool,
+        /// For how long, in seconds.
+        expires_s: u64,
+        /// Where initiators reach this target, `host` or `host:port`; none: as its configuration says.
+        #[serde(default)]
+        addresses: Vec<String>,
+    },
+    /// Invitations that can still be used. Answered by [`Reply::Invitations`].
+    Invitations,
+    /// Ends one of them. Answered by [`Reply::Done`].
+    Revoke {
+        /// Whom it is for.
+        name: String,
+    },
+    /// The peers of the configuration, and those that have joined by invitation. Answered by [`Reply::Peers`].
+    Peers,
+    /// Changes one that has joined by invitation; it counts at once. Answered by [`Reply::Peer`].
+    Peer {
+        /// Its name.
+        name: String,
+        /// What becomes of it.
+        operation: PeerOperation,
+    },
 }
 
 /// Where an interrupted transfer goes on, as its receiver has it.
@@ -180,6 +216,26 @@ pub enum Reply {
     InUse(Vec<String>),
     /// What was begun to be received, and for each the snapshot's name.
     Receptions(Vec<(Resume, String)>),
+    /// An invitation was given out.
+    Invited {
+        /// The line that the invited node needs.
+        invitation: InvitationText,
+        /// The addresses in it.
+        addresses: Vec<String>,
+        /// When it expires, in seconds since 1970.
+        expires_at: u64,
+    },
+    /// Invitations that can still be used.
+    Invitations(Vec<InvitationReport>),
+    /// Who may come through a channel.
+    Peers(Vec<PeerReport>),
+    /// A peer was changed.
+    Peer {
+        /// Sessions that ended, or may now write or no longer may.
+        sessions: usize,
+        /// Volumes that name the peer themselves, by the name that it had: that is not changed with it.
+        named_by: Vec<String>,
+    },
     /// It is done.
     Done,
     /// It is not done, and why; for people.

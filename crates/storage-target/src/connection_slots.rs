@@ -269,7 +269,7 @@ impl Drop for ConnectionSlot {
 }
 
 /// What counts as one address: over IPv6 the network, in which one host has as many addresses as it likes.
-fn network_of(address: IpAddr) -> IpAddr {
+pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             const NETWORK: u128 = !0 << 64;

@@ -8,6 +8,7 @@ use strongroom_block::{Custody, GeometryError};
 use strongroom_net::NetError;
 use strongroom_store::StoreError;
 
+use crate::pairing::PeerDatabaseError;
 use crate::protection::ProtectionError;
 use crate::schedule::error::ScheduleError;
 
@@ -317,6 +318,9 @@ pub enum StartError {
     /// The volumes' directory.
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
+    /// The peers that have joined by invitation.
+    #[error(transparent)]
+    PeerDatabase(#[from] PeerDatabaseError),
     /// A port, or the kernel.
     #[error(transparent)]
     Net(#[from] NetError),

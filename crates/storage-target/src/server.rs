@@ -14,14 +14,15 @@ use crate::access::ChapSecrets;
 use crate::admin::{self, AdminSocket, ReloadError, Reloaded};
 use crate::catalogue::Catalogue;
 use crate::config::{Config, Portal};
+use crate::connection_handlers::ConnectionHandlers;
 use crate::endpoint::Endpoint;
 use crate::error::{CatalogueError, StartError};
 use crate::metrics::{Metrics, MetricsReport};
+use crate::pairing::PeerRegistry;
 use crate::schedule_runner;
 use crate::services::TargetServices;
 use crate::settings::{ConfigReader, LiveSettings, Settings};
 use crate::stats::{SessionInfo, Stats};
-use crate::transfers::Transfers;
 use crate::volume_keys::{OpenerFactory, ResealerFactory, VolumeKeys, WrapFactory};
 use crate::worker::Worker;
 use crate::worker::message::{Message, WorkerLink, WorkerMail};
@@ -83,25 +84,27 @@ impl Target {
     pub fn start(options: TargetOptions) -> Result<TargetHandle, StartError> {
         let TargetOptions { config, node_key, wraps, openers, resealers, renew_wrap, reread, chap_secrets } = options;
         let settings = Settings::new(config, &chap_secrets, node_key.is_some())?;
+        let catalogue = open_catalogue(&settings.config)?;
+        let peers = PeerRegistry::open(&settings.config.root)?;
+        let settings = settings.with_database(peers.peers());
         let config = &settings.config;
         let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
-        let catalogue = open_catalogue(config)?;
         let (sockets, portals) = listen(config, workers, node_key.is_some())?;
         let admin_path = config.admin_socket.clone().unwrap_or_else(|| admin::default_socket(&config.root));
         let metrics = Metrics::new(workers);
         let counters = Arc::clone(&metrics.background_crypto);
         let services = Arc::new(TargetServices::new(
             LiveSettings::new(settings, reread),
-            catalogue,
+            (catalogue, peers),
             VolumeKeys { wraps, openers, resealers, renew_wrap, counters },
             metrics,
             Endpoint::new(node_key, portals),
             workers,
         ));
-        let transfers = Arc::new(Transfers::new());
-        let workers = start_workers(&services, &transfers, sockets)?;
+        let handlers = Arc::new(ConnectionHandlers::new());
+        let workers = start_workers(&services, &handlers, sockets)?;
         // Dropped with an error, it stops the workers.
-        let mut handle = TargetHandle { services, transfers, workers, admin: None, scheduler: None };
+        let mut handle = TargetHandle { services, handlers, workers, admin: None, scheduler: None };
         handle.admin = Some(AdminSocket::start(&admin_path, Arc::clone(&handle.services))?);
         handle.scheduler = Some(schedule_runner::start(&handle.services).map_err(StartError::Thread)?);
         let services = &handle.services;
@@ -169,7 +172,7 @@ fn bind(address: SocketAddr, workers: usize, has_ecl: bool) -> Result<(Listener,
 
 fn start_workers(
     services: &Arc<TargetServices>,
-    transfers: &Arc<Transfers>,
+    handlers: &Arc<ConnectionHandlers>,
     sockets: Vec<PortalSockets>,
 ) -> Result<Vec<JoinHandle<()>>, StartError> {
     let cpus = affinity::available_cpus();
@@ -186,11 +189,11 @@ fn start_workers(
         let cpu = is_pinned.then(|| cpus[index % cpus.len()]);
         let (services, started, waker) = (Arc::clone(services), started.clone(), wakers[index].clone());
         let links = senders.iter().zip(&wakers).map(|(sender, waker)| WorkerLink::new(sender.clone(), waker.clone()));
-        let (mail, transfers) = (WorkerMail::new(inbox, links.collect()), Arc::clone(transfers));
+        let (mail, handlers) = (WorkerMail::new(inbox, links.collect()), Arc::clone(handlers));
         let body = move || {
             // Dropped after the worker, also when that panics.
             let _end = WorkerEnd { services: Arc::clone(&services), index };
-            match Worker::new(index, (services, transfers), own, mail, waker) {
+            match Worker::new(index, (services, handlers), own, mail, waker) {
                 Ok(worker) => {
                     let _ = started.send(Ok(()));
                     drop(started);
@@ -226,7 +229,7 @@ impl Drop for WorkerEnd {
 /// A running target. Dropping it stops it at once; [`TargetHandle::stop`] does so in order.
 pub struct TargetHandle {
     pub(crate) services: Arc<TargetServices>,
-    transfers: Arc<Transfers>,
+    handlers: Arc<ConnectionHandlers>,
     workers: Vec<JoinHandle<()>>,
     admin: Option<AdminSocket>,
     scheduler: Option<JoinHandle<()>>,
@@ -318,7 +321,7 @@ impl TargetHandle {
         if let Some(thread) = self.scheduler.take() {
             let _ = thread.join();
         }
-        self.transfers.stop();
+        self.handlers.transfers.stop();
         self.services.tell_all(|| Message::Stop { grace });
         for worker in self.workers.drain(..) {
             if worker.join().is_err() {

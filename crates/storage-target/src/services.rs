@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use strongroom_handshake::PublicKey;
+use strongroom_handshake::{PairingBinding, PairingProof, PublicKey};
 use strongroom_net::{Admission, FlavourChoice, LinkOptions, RuntimeOptions};
 
 use crate::access::ChapSecrets;
@@ -17,6 +17,7 @@ use crate::endpoint::Endpoint;
 use crate::error::ConfigError;
 use crate::metrics::Metrics;
 use crate::names::VolumeName;
+use crate::pairing::{self, Joining, PairingRefusal, PeerRegistry};
 use crate::pool::Pool;
 use crate::receptions::ReceptionsUnderWay;
 use crate::scheduler::Scheduler;
@@ -35,6 +36,8 @@ const OPENERS_MAX: usize = 8;
 pub(crate) struct TargetServices {
     settings: LiveSettings,
     pub(crate) catalogue: Catalogue,
+    /// Peers that have joined by invitation, and invitations.
+    pub(crate) peers: PeerRegistry,
     pub(crate) queries: CatalogueQueries,
     pub(crate) keys: VolumeKeys,
     pub(crate) operations: OperationsUnderWay,
@@ -84,7 +87,7 @@ impl CatalogueQueries {
 impl TargetServices {
     pub(crate) fn new(
         settings: LiveSettings,
-        catalogue: Catalogue,
+        (catalogue, peers): (Catalogue, PeerRegistry),
         keys: VolumeKeys,
         metrics: Metrics,
         endpoint: Endpoint,
@@ -95,6 +98,7 @@ impl TargetServices {
         TargetServices {
             queries: CatalogueQueries::new(catalogue.clone()),
             catalogue,
+            peers,
             keys,
             operations: OperationsUnderWay::default(),
             scheduler: Scheduler::default(),
@@ -129,6 +133,24 @@ impl TargetServices {
         let changed = self.settings.replace(config, secrets, self.endpoint.has_identity())?;
         self.budget.set_total(MemoryBudget::bytes_of(&self.settings().config.limits));
         Ok(changed)
+    }
+
+    /// Puts the peers of the database in force, after it was changed.
+    pub(crate) fn replace_database(&self) {
+        self.settings.replace_database(|| self.peers.peers());
+    }
+
+    /// A node brings the proof of an invitation. When this returns it is a peer, or knows why not.
+    pub(crate) fn join_peer(
+        &self,
+        node: PublicKey,
+        proof: &PairingProof,
+        binding: &PairingBinding,
+        now_s: u64,
+    ) -> Result<Joining, PairingRefusal> {
+        let joining = self.peers.join(node, proof, binding, &self.settings().rules, now_s)?;
+        self.replace_database();
+        Ok(joining)
     }
 
     /// What destroys wrapping keys, if the target was started with that.
@@ -180,6 +202,10 @@ impl TargetServices {
             schemes: config.channel_schemes().expect("a configuration is checked before it holds"),
             suites: config.channel_suites().expect("a configuration is checked before it holds"),
             transfers: strongroom_net::Transfers::Admitted,
+            pairings: match self.peers.is_inviting(pairing::now_s()) {
+                true => strongroom_net::Pairings::Admitted,
+                false => strongroom_net::Pairings::Never,
+            },
             ecl: if config.ecl { strongroom_net::EclLogins::Admitted } else { strongroom_net::EclLogins::Never },
             counters: Arc::clone(&self.metrics.crypto),
             channel: config.limits.channel(),

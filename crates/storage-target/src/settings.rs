@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use crate::access::{AccessRules, ChapSecrets};
 use crate::config::Config;
 use crate::error::{ConfigError, ProviderError};
+use crate::pairing::PairedPeer;
 
 /// Reads the configuration again, and the secrets that it names, for a reload.
 pub type ConfigReader = Arc<dyn Fn() -> Result<(Config, ChapSecrets), ProviderError> + Send + Sync>;
@@ -25,6 +26,19 @@ impl Settings {
             return Err(ConfigError::value("node_key", problem));
         }
         Ok(Settings { config, rules })
+    }
+
+    /// The same with these peers of the database. Tells the log which of them the configuration overrides.
+    pub(crate) fn with_database(self, database: Arc<[PairedPeer]>) -> Settings {
+        let rules = self.rules.with_database(database);
+        for peer in rules.database().iter().filter(|peer| rules.overrides(peer)) {
+            tracing::warn!(
+                name = %peer.name,
+                "the configuration has a peer of this name or key, too, and that one counts; end the other with: strongroom peer remove {}",
+                peer.name
+            );
+        }
+        Settings { config: self.config, rules }
     }
 }
 
@@ -65,11 +79,19 @@ impl LiveSettings {
         secrets: &ChapSecrets,
         has_identity: bool,
     ) -> Result<ChangedSettings, ConfigError> {
-        let mut new = Settings::new(config, secrets, has_identity)?;
+        let new = Settings::new(config, secrets, has_identity)?;
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut new = new.with_database(Arc::clone(current.rules.database()));
         let needs_restart = new.config.keep_constants_of(&current.config);
         let changed = new.config.differences(&current.config);
         *current = Arc::new(new);
         Ok(ChangedSettings { changed, needs_restart })
+    }
+
+    /// Puts the peers of the database in force. They are read in here: of two who do this, the later one reads what is newest.
+    pub(crate) fn replace_database(&self, read: impl FnOnce() -> Arc<[PairedPeer]>) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let rules = current.rules.clone().with_database(read());
+        *current = Arc::new(Settings { config: current.config.clone(), rules });
     }
 }

@@ -16,6 +16,7 @@ mod datagrams;
 mod ecl_session;
 mod eviction;
 mod grant;
+mod handed_over;
 mod handover;
 mod login;
 mod login_machine;
@@ -42,23 +43,23 @@ mod slot_allocator;
 mod stream_sender;
 mod targets;
 mod timers;
-mod transfer;
 mod unit_lifecycle;
 mod units;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use strongroom_handshake::PublicKey;
 use strongroom_iscsi::target::{Login, LoginEvent};
 use strongroom_iscsi::{CloseReason, target::ConnectionId};
 use strongroom_net::{Event, LinkEvent, LinkPacket, NetError, UdpPacket, Waker};
 
 use crate::access::Identity;
 use crate::config::Limits;
+use crate::connection_handlers::ConnectionHandlers;
 use crate::iterations::IterationClock;
 use crate::services::TargetServices;
 use crate::stats::Counters;
-use crate::transfers::Transfers;
 use connection::{Connection, ConnectionKey, Disposition};
 use connections::Connections;
 use cross_unit::send_request;
@@ -89,7 +90,7 @@ struct Stop {
 pub(crate) struct Worker {
     index: usize,
     services: Arc<TargetServices>,
-    transfers: Arc<Transfers>,
+    handlers: Arc<ConnectionHandlers>,
     logins: Logins,
     network: Network,
     mail: WorkerMail,
@@ -109,7 +110,7 @@ impl Worker {
     /// A worker for the calling thread.
     pub(crate) fn new(
         index: usize,
-        (services, transfers): (Arc<TargetServices>, Arc<Transfers>),
+        (services, handlers): (Arc<TargetServices>, Arc<ConnectionHandlers>),
         sockets: PortalSockets,
         mail: WorkerMail,
         waker: Waker,
@@ -128,7 +129,7 @@ impl Worker {
             mail,
             lifecycle: UnitLifecycle::new(index, Arc::clone(&services), waker),
             services,
-            transfers,
+            handlers,
             timers: Timers::default(),
             orders: OrderQueue::default(),
             unit_requests: Vec::new(),
@@ -302,6 +303,7 @@ impl Worker {
         match self.advance(&mut connection) {
             Disposition::HandOver(worker) => return self.hand_over(connection, worker),
             Disposition::Transfer => return self.hand_to_transfer(connection),
+            Disposition::Pairing => return self.hand_to_pairing(connection),
             Disposition::End => return self.finish(connection, None),
             Disposition::Keep => {}
         }
@@ -366,23 +368,7 @@ impl Worker {
         let session = connection.stage.session();
         let session = session.and_then(|(key, id)| Some((&mut self.routing.sessions.get_mut(key)?.machine, id)));
         match (event, &mut connection.login, session) {
-            (LinkEvent::Established { peer }, _, _) => {
-                connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
-                let (slots, policy) = (&mut self.logins.slots, &self.logins.policy);
-                if peer.is_some() && !slots.settle_proven(connection, policy.limits()) {
-                    connection.link.close();
-                    return Disposition::End;
-                }
-                self.connections.settle(connection);
-                if connection.link.is_for_transfer() {
-                    return Disposition::Transfer;
-                }
-                let config = self.logins.policy.session_config(peer.is_some(), connection.portal.group);
-                connection.login = Some(match connection.link.is_for_ecl() {
-                    true => LoginMachine::Ecl(EclLogin::default()),
-                    false => LoginMachine::Iscsi(Box::new(Login::new(self.now, config))),
-                });
-            }
+            (LinkEvent::Established { peer }, _, _) => return self.established(connection, peer),
             (LinkEvent::Pdu(pdu), Some(login), _) => login.handle_pdu(&pdu),
             (LinkEvent::Pdu(pdu), None, Some((session, id))) => {
                 if let Some(machine) = session.iscsi_mut() {
@@ -417,6 +403,30 @@ impl Worker {
                 return Disposition::End;
             }
         }
+        Disposition::Keep
+    }
+
+    /// The handshake is over, or there is none: what the connection is for is known.
+    fn established(&mut self, connection: &mut Connection, peer: Option<PublicKey>) -> Disposition {
+        if connection.link.is_for_pairing() {
+            // Anyone's key is proven there: it stays a connection that has proven nothing.
+            return Disposition::Pairing;
+        }
+        connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
+        let (slots, policy) = (&mut self.logins.slots, &self.logins.policy);
+        if peer.is_some() && !slots.settle_proven(connection, policy.limits()) {
+            connection.link.close();
+            return Disposition::End;
+        }
+        self.connections.settle(connection);
+        if connection.link.is_for_transfer() {
+            return Disposition::Transfer;
+        }
+        let config = self.logins.policy.session_config(peer.is_some(), connection.portal.group);
+        connection.login = Some(match connection.link.is_for_ecl() {
+            true => LoginMachine::Ecl(EclLogin::default()),
+            false => LoginMachine::Iscsi(Box::new(Login::new(self.now, config))),
+        });
         Disposition::Keep
     }
 

@@ -3,7 +3,7 @@
 //! Absent: what the keys do. Volume keys of an attachment are read by the initiator's key source.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -69,12 +69,7 @@ pub(crate) enum Whose {
 /// # Errors
 /// If none is known: a key is never trusted because it was the first to be seen.
 pub(crate) fn known_keys(path: &Path, whose: Whose, host: &str, port: u16) -> Result<Vec<PublicKey>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-    };
-    let keys = parse_known_targets(&text, host, port).with_context(|| path.display().to_string())?;
+    let keys = known_keys_of(path, host, port)?;
     if keys.is_empty() {
         let name = address(host, port);
         let (what, option) = match whose {
@@ -82,12 +77,62 @@ pub(crate) fn known_keys(path: &Path, whose: Whose, host: &str, port: u16) -> Re
             Whose::KeyServer => ("key server", "--key-server-key"),
         };
         bail!(
-            "no key is known for the {what} {name}. Ask who runs it for the line that `strongroom identity show` prints \
+            "no key is known for the {what} {name}. Ask who runs it for {invitation}the line that `strongroom identity show` prints \
              there, and give it with {option} '…', or add it to {path} as: {name} strongroom-ed25519 …",
+            invitation = match whose {
+                Whose::Target => "an invitation (strongroom invite; strongroom join), or ",
+                Whose::KeyServer => "",
+            },
             path = path.display()
         );
     }
     Ok(keys)
+}
+
+/// Whether a target's key may be added: the file does not know another one at that address.
+///
+/// # Errors
+/// If it does. An invitation from anywhere must not make a stranger's key one that is accepted there.
+pub(crate) fn check_new_target(path: &Path, host: &str, port: u16, key: &PublicKey) -> Result<()> {
+    let known = known_keys_of(path, host, port)?;
+    if known.is_empty() || known.contains(key) {
+        return Ok(());
+    }
+    bail!(
+        "{path} has another key for {name} than the invitation. If the target was set up again, remove its line there; otherwise the invitation is \
+         not from that target",
+        path = path.display(),
+        name = address(host, port)
+    );
+}
+
+/// Adds a target's key to the known ones, unless it is there.
+pub(crate) fn add_known_target(path: &Path, host: &str, port: u16, key: &PublicKey) -> Result<()> {
+    if known_keys_of(path, host, port)?.contains(key) {
+        return Ok(());
+    }
+    let failed = || format!("cannot write {}", path.display());
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).with_context(failed)?;
+    }
+    let before = read_known_targets(path)?;
+    // A last line without an end is no reason to make two lines one.
+    let end = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
+    let line = format!("{end}{} {key}\n", address(host, port));
+    let mut file = fs::File::options().create(true).append(true).open(path).with_context(failed)?;
+    file.write_all(line.as_bytes()).and_then(|()| file.sync_all()).with_context(failed)
+}
+
+fn read_known_targets(path: &Path) -> Result<String> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(text),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+fn known_keys_of(path: &Path, host: &str, port: u16) -> Result<Vec<PublicKey>> {
+    parse_known_targets(&read_known_targets(path)?, host, port).with_context(|| path.display().to_string())
 }
 
 fn address(host: &str, port: u16) -> String {
@@ -143,6 +188,25 @@ mod tests {
     fn a_malformed_line_is_named_even_if_it_is_of_another_host() {
         let error = parse_known_targets("storage nonsense\n", "other", 1).unwrap_err();
         assert!(format!("{error:#}").contains("line 1"), "{error:#}");
+    }
+
+    #[test]
+    fn a_target_is_added_once_and_never_beside_another_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/known_targets");
+        for _ in 0..2 {
+            check_new_target(&path, "storage", 3260, &key(1)).unwrap();
+            add_known_target(&path, "storage", 3260, &key(1)).unwrap();
+        }
+        add_known_target(&path, "::1", 4000, &key(2)).unwrap();
+        let text = format!("storage {}\n[::1]:4000 {}", key(1), key(2));
+        assert_eq!(fs::read_to_string(&path).unwrap().trim_end(), text);
+        // Without the end of its last line.
+        fs::write(&path, &text).unwrap();
+        add_known_target(&path, "other", 3260, &key(3)).unwrap();
+        assert_eq!(known_keys_of(&path, "other", 3260).unwrap(), [key(3)]);
+        let refused = check_new_target(&path, "STORAGE", 3260, &key(9)).unwrap_err().to_string();
+        assert!(refused.contains("another key for STORAGE"), "{refused}");
     }
 
     #[test]

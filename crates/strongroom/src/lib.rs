@@ -78,6 +78,10 @@ enum Command {
     Session(commands::session::SessionCommand),
     Drain(commands::drain::DrainArgs),
     Reload(commands::drain::ReloadArgs),
+    Invite(commands::invite::InviteCommand),
+    Join(commands::join::JoinArgs),
+    #[command(subcommand)]
+    Peer(commands::peer::PeerCommand),
     Attach(Box<commands::attach::AttachCommand>),
     Detach(commands::detach::DetachArgs),
     #[command(subcommand)]
@@ -115,6 +119,8 @@ impl Command {
             | Command::Attach(_)
             | Command::Nbd(_)
             | Command::Copy(_)
+            | Command::Invite(_)
+            | Command::Join(_)
             | Command::Discover(_)
             | Command::Plan(_) => true,
             Command::Store(_)
@@ -122,6 +128,7 @@ impl Command {
             | Command::Session(_)
             | Command::Drain(_)
             | Command::Reload(_)
+            | Command::Peer(_)
             | Command::Detach(_)
             | Command::Doctor(_)
             | Command::Generate(_)
@@ -148,7 +155,12 @@ pub fn end_quietly_without_a_reader() {
 }
 
 /// Where a volume's keys are is said by one of these; a flag takes precedence over the other one's environment variable.
-const KEY_FLAGS: [(&[&str], &str); 2] = [(&["--key-file", "--key"], "key_servers"), (&["--key-server"], "key_file")];
+const KEY_FLAGS: [(&[&str], &str); 4] = [
+    (&["--key-file", "--key"], "key_servers"),
+    (&["--key-server"], "key_file"),
+    (&["--new-key"], "key_servers"),
+    (&["--new-key"], "key_file"),
+];
 
 fn parse(arguments: &[OsString]) -> Cli {
     let is_given = |flag: &str| {
@@ -218,6 +230,9 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         Command::Session(command) => commands::session::run(command),
         Command::Drain(args) => commands::drain::run(args),
         Command::Reload(args) => commands::drain::reload(&args),
+        Command::Invite(command) => commands::invite::run(command),
+        Command::Join(args) => commands::join::run(&args),
+        Command::Peer(command) => commands::peer::run(command),
         Command::Attach(command) => commands::attach::run(*command),
         Command::Detach(args) => return commands::detach::run(&args).unwrap_or_else(|error| failed(&error)),
         Command::Nbd(command) => return commands::nbd::run(command).unwrap_or_else(|error| failed(&error)),

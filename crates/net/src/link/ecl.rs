@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 
 use strongroom_block::Buffer;
 use strongroom_channel::{Channel, ChannelLimits, FrameKind};
-use strongroom_handshake::{EclSecret, Protocol, PublicKey};
+use strongroom_handshake::{EclSecret, PairingBinding, Protocol, PublicKey};
 
 use super::packets::{LinkPacket, PacketFramer};
-use super::{Link, LinkEnd, LinkEvent, LinkState, end, transfer};
+use super::{Link, LinkEnd, LinkEvent, LinkState, end, pairing, transfer};
 
 /// Whether a channel may be the login of an ECL association, which is another protocol than iSCSI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,7 @@ pub(super) struct Agreement {
     pub(super) peer: PublicKey,
     pub(super) protocol: Protocol,
     pub(super) ecl: Option<EclSecret>,
+    pub(super) pairing: Option<PairingBinding>,
 }
 
 impl Agreement {
@@ -38,6 +39,7 @@ impl Agreement {
     pub(super) fn limits(&self, usual: ChannelLimits) -> ChannelLimits {
         match self.protocol {
             Protocol::Transfer => transfer::limits(usual),
+            Protocol::Pairing => pairing::limits(usual),
             Protocol::Ecl => ChannelLimits { header_bytes_max: ECL_MESSAGE_BYTES_MAX, data_bytes_max: 0, ..usual },
             _ => usual,
         }
@@ -120,9 +122,10 @@ impl EclChannel {
 impl Link {
     /// The channel stands.
     pub(super) fn begin_channel(&mut self, channel: Box<Channel>, agreement: Agreement) {
-        match agreement.protocol {
-            Protocol::Transfer => self.begin_transfer(channel),
-            Protocol::Ecl => {
+        match (agreement.protocol, agreement.pairing) {
+            (Protocol::Transfer, _) => self.begin_transfer(channel),
+            (Protocol::Pairing, Some(binding)) => self.begin_pairing(channel, binding),
+            (Protocol::Ecl, _) => {
                 self.state = LinkState::Ecl(Box::new(EclChannel { channel, secret: agreement.ecl, packets: None }));
             }
             _ => self.state = LinkState::Channel(channel),

@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 use proptest::prelude::*;
+use std::time::Duration;
 use strongroom_channel::ChannelError;
 use strongroom_iscsi::Bhs;
 

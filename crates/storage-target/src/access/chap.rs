@@ -27,7 +27,7 @@ impl ChapSecrets {
 }
 
 /// The users of a configuration with their secrets.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ChapUsers(Vec<ChapUser>);
 
 /// What a login has to prove.

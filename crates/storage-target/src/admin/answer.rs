@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::answer_peers::{self, InviteRequest};
 use super::error::{ReloadError, RequestError};
+use super::workers::{ask, recheck};
 use super::{Reloaded, Reply, Request, StatusReport};
 use crate::names::VolumeName;
 use crate::operate::operate_served;
@@ -13,9 +14,6 @@ use crate::services::TargetServices;
 use crate::settings::ChangedSettings;
 use crate::worker::message::Message;
 use crate::worker::order::{Order, SessionFilter, WorkerReport};
-
-/// A worker that answers nothing for so long is stuck; the others' answers count.
-const WORKER_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn answer(services: &Arc<TargetServices>, request: Request) -> Reply {
     execute(services, request).unwrap_or_else(|error| Reply::Error(error.to_string()))
@@ -54,6 +52,14 @@ fn execute(services: &Arc<TargetServices>, request: Request) -> Result<Reply, Re
             services.scheduler.look_again();
             Ok(Reply::Sessions(ended + changed))
         }
+        Request::Invite { name, volumes, read_only, expires_s, addresses } => {
+            let request = InviteRequest { name, volumes, read_only, expires_s, addresses };
+            Ok(answer_peers::invite(services, request)?)
+        }
+        Request::Invitations => Ok(answer_peers::invitations(services)),
+        Request::Revoke { name } => Ok(answer_peers::revoke(services, &name)?),
+        Request::Peers => Ok(answer_peers::peers(services)),
+        Request::Peer { name, operation } => Ok(answer_peers::change(services, &name, operation)?),
     }
 }
 
@@ -64,38 +70,6 @@ fn drop_sessions(services: &TargetServices, which: &SessionFilter) -> Result<Rep
     tracing::info!(?which, "asked to drop sessions");
     let dropped = ask(services, |reply| Order::Drop { which: which.clone(), reply });
     Ok(Reply::Sessions(dropped.into_iter().flatten().collect::<HashSet<_>>().len()))
-}
-
-/// Sends every worker an order and collects the answers.
-fn ask<T>(services: &TargetServices, order: impl Fn(Sender<T>) -> Order) -> Vec<T> {
-    let (sender, answers) = mpsc::channel();
-    let count = services.workers.count();
-    services.tell_all(|| Message::Order(order(sender.clone())));
-    drop(sender);
-    let until = Instant::now() + WORKER_PATIENCE;
-    (0..count).map_while(|_| answers.recv_timeout(until.saturating_duration_since(Instant::now())).ok()).collect()
-}
-
-/// Whether every worker takes a message within `patience`. One that has ended counts as if it did: the others have taken over its volumes.
-pub(crate) fn workers_answer(services: &TargetServices, patience: Duration) -> bool {
-    let (sender, answers) = mpsc::channel();
-    services.tell_all(|| Message::Order(Order::Probe(sender.clone())));
-    drop(sender);
-    let until = Instant::now() + patience;
-    loop {
-        // Once every message was taken, or dropped with its worker, no sender is left.
-        match answers.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(()) => {}
-            Err(RecvTimeoutError::Disconnected) => return true,
-            Err(RecvTimeoutError::Timeout) => return false,
-        }
-    }
-}
-
-/// Has every session looked at again, of one volume or of all: how many ended, and how many may write now or no longer.
-pub(crate) fn recheck(services: &TargetServices, volume: Option<VolumeName>) -> (usize, usize) {
-    let counts = ask(services, |reply| Order::Recheck { volume: volume.clone(), reply });
-    counts.into_iter().fold((0, 0), |(ended, changed), (more, others)| (ended + more, changed + others))
 }
 
 /// What the target is and does now. Asks every worker, and waits for the slowest, but not for one that is stuck.

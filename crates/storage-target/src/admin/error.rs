@@ -3,6 +3,7 @@
 use crate::config::AddressError;
 use crate::error::{CatalogueError, ConfigError, ProviderError};
 use crate::operate::error::OperationError;
+use crate::pairing::PairingError;
 use crate::volume::NotSendable;
 
 /// Why a request failed. Its text goes to the client as [`super::Reply::Error`].
@@ -41,6 +42,9 @@ pub enum RequestError {
     /// Going on with a stream that builds on another snapshot.
     #[error("that position is of a transfer that builds on something else than --from says; leave --from out")]
     OtherBase,
+    /// Peers and invitations.
+    #[error(transparent)]
+    Pairing(#[from] PairingError),
     /// A reception.
     #[error("{0}")]
     Reception(String),

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use strongroom_net::TransferChannel;
 use strongroom_store::{OpError, StreamError, StreamInfo};
 
-use super::connection::{Connection, ConnectionError};
+use super::connection::Connection;
 use super::message::Message;
 use super::{Incoming, RefusalCode, TransferSlot};
+use crate::channel_stream::ConnectionError;
 use crate::error::CatalogueError;
 use crate::names::{VolumeName, for_log};
 use crate::reception::{Reception, ReceptionError};

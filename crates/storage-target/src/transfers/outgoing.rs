@@ -1,15 +1,15 @@
 //! The sending end of a transfer, blocking. Absent: where the stream comes from, and trying again.
 
-use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{NodeKey, PublicKey};
-use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions, NetError, TRANSFER_PIECE_BYTES_MAX, Transfers, resolve};
+use strongroom_net::{Link, LinkEnd, LinkOptions, TRANSFER_PIECE_BYTES_MAX, Transfers};
 
-use super::connection::{Connection, ConnectionError};
+use super::connection::Connection;
 use super::message::{Message, RefusalCode};
+use crate::channel_stream::ConnectionError;
+use crate::dial::{Dial, DialError, dial};
 
 /// The receiving end may say nothing for so long: it opens or closes a store meanwhile.
 const SILENCE_MAX: Duration = Duration::from_secs(300);
@@ -77,6 +77,16 @@ impl From<ConnectionError> for TransferError {
         match error {
             ConnectionError::Malformed => TransferError::Misbehaved("a message could not be read"),
             error => TransferError::Broken(error.to_string()),
+        }
+    }
+}
+
+impl From<DialError> for TransferError {
+    fn from(error: DialError) -> TransferError {
+        match error {
+            DialError::Unreachable(problem) => TransferError::Unreachable(problem),
+            DialError::Handshake(end) => TransferError::Handshake(end),
+            DialError::Broken(problem) => TransferError::Broken(problem),
         }
     }
 }
@@ -223,55 +233,10 @@ impl Outgoing {
 
 /// Connects to any of the host's addresses, and shakes hands.
 fn connect(to: &Destination) -> Result<Connection, TransferError> {
-    let unreachable = |problem: &dyn std::fmt::Display| {
-        TransferError::Unreachable(format!("cannot connect to {}:{}: {problem}", to.host, to.port))
-    };
-    let addresses = resolve(&to.host, to.port).map_err(|error: NetError| unreachable(&error))?;
-    let deadline = Instant::now() + to.connect_timeout;
-    let mut failure = io::Error::from(io::ErrorKind::NotFound);
-    for address in addresses {
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        match TcpStream::connect_timeout(&address, left) {
-            Ok(stream) => return shake_hands(to, stream, deadline),
-            Err(error) => failure = error,
-        }
-    }
-    Err(unreachable(&failure))
-}
-
-fn shake_hands(to: &Destination, stream: TcpStream, deadline: Instant) -> Result<Connection, TransferError> {
-    use std::io::{Read as _, Write as _};
-    let broken = |error: io::Error| TransferError::Broken(error.to_string());
-    let mut stream = stream;
-    stream.set_nodelay(true).map_err(broken)?;
     let options =
         LinkOptions { setup_timeout: to.connect_timeout, transfers: Transfers::Only, ..LinkOptions::default() };
-    let handshake = |error: strongroom_handshake::HandshakeError| TransferError::Handshake(error.into());
-    let mut link = Link::initiator_channel(&to.node, &to.expected, options, Instant::now()).map_err(handshake)?;
-    let mut input = vec![0; 16 << 10];
-    let mut out = Vec::new();
-    while !link.is_for_transfer() {
-        link.poll_transmit(&mut out);
-        for buffer in out.drain(..) {
-            stream.write_all(&buffer).map_err(broken)?;
-        }
-        while let Some(event) = link.poll_event() {
-            if let LinkEvent::Ended(end) = event {
-                return Err(TransferError::Handshake(end));
-            }
-        }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(TransferError::Broken("the handshake took too long".to_owned()));
-        }
-        stream.set_read_timeout(Some(left)).map_err(broken)?;
-        match stream.read(&mut input) {
-            Ok(0) => link.handle_eof(),
-            Ok(count) => link.handle_input(&input[..count]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(broken(error)),
-        }
-    }
+    let how = Dial { host: &to.host, port: to.port, node: &to.node, expected: &to.expected };
+    let (stream, link, deadline) = dial(&how, options, Link::is_for_transfer)?;
     let transfer = link.into_transfer().expect("just looked at");
     Ok(Connection::new(stream, transfer, deadline)?)
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use strongroom_iscsi::target::{ConnectionId, LoginRequested};
 use strongroom_iscsi::{CloseReason, LoginStatus};
-use strongroom_net::{Link, Runtime, StreamId, TransferChannel};
+use strongroom_net::{Link, PairingChannel, Runtime, StreamId, TransferChannel};
 
 use super::grant::{LoginGrant, UnitAddress};
 use super::login_machine::LoginMachine;
@@ -36,6 +36,8 @@ pub(super) enum Disposition {
     HandOver(usize),
     /// It carries a transfer, and no worker serves it.
     Transfer,
+    /// Its node says that it was invited; likewise.
+    Pairing,
     End,
 }
 
@@ -259,5 +261,12 @@ impl Connection {
         let mut transfer = self.link.into_transfer()?;
         transfer.unsent.splice(0..0, self.stream.into_unsent());
         Some((transfer, self.slot))
+    }
+
+    /// What a pairing needs of it.
+    pub(super) fn into_pairing(self) -> Option<(PairingChannel, ConnectionSlot)> {
+        let mut pairing = self.link.into_pairing()?;
+        pairing.channel.unsent.splice(0..0, self.stream.into_unsent());
+        Some((pairing, self.slot))
     }
 }

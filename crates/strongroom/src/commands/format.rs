@@ -1,6 +1,7 @@
 //! `strongroom volume format`: an initiator with the key makes a new sealed volume usable; and one that is in use, or holds what this key does
 //! not open, only if that is really meant.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -13,17 +14,23 @@ use crate::confirmation::{self, Confirmation};
 use crate::units::{parse_size, show_size};
 use crate::writer::{self, WayOut};
 use strongroom_keyfiles::volume_records::{self, Domain, Others};
+use strongroom_seal::KeyPurpose;
 
 /// Make every block of a volume absent, sealed so on a sealed one: once, from an initiator with its key. All data goes.
 ///
 /// A key file records the volume from then on, with a sealing domain that is drawn here: copies of the file are to be made afterwards.
 #[derive(Args)]
-#[command(after_help = "Example: strongroom volume format strongroom://storage/vault --key-file ~/vault.key --yes\n\n\
+#[command(after_help = "Examples:\n  \
+    strongroom volume format strongroom://storage/vault --new-key ~/vault.key --yes\n  \
+    strongroom volume format strongroom://storage/vault --key-file ~/vault.key --yes\n\n\
     A volume that any initiator uses, readers too, is not formatted: detach it there first. Nor is one that is formatted already, unless you say \
     --reformat and have the key that opens it. Without that key: strongroom volume erase VOLUME, on the target's machine; or --force.")]
 pub(crate) struct FormatArgs {
     /// The volume.
     url: VolumeUrl,
+    /// Make this key file first, and format the volume with it; it must not exist yet. Keep a copy in a safe place: without it the data is gone.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["key_file", "key_servers", "opened_at_target", "reformat"])]
+    new_key: Option<PathBuf>,
     /// Really format it; its contents are lost.
     #[arg(long)]
     yes: bool,
@@ -76,10 +83,18 @@ pub(crate) fn grow(args: &GrowArgs) -> Result<()> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &FormatArgs) -> Result<()> {
+pub(crate) fn run(mut args: FormatArgs) -> Result<()> {
     if !args.yes {
         bail!("formatting makes everything on {} unreadable, for ever; if that is meant, add --yes", args.url);
     }
+    let Some(path) = args.new_key.take() else { return format(&args) };
+    super::key::make(&path, KeyPurpose::Volume)?;
+    let made = format!("{} was made all the same; the next time: --key-file {}", path.display(), path.display());
+    args.access.key_file = Some(path);
+    format(&args).context(made)
+}
+
+fn format(args: &FormatArgs) -> Result<()> {
     args.access.forget_if_asked(&args.url)?;
     // Before the key file is changed.
     let confirmation = args.force.ask(&args.access, &args.url)?;

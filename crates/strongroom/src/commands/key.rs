@@ -1,6 +1,7 @@
 //! `strongroom key`: makes and names the keys that seal volumes, and administers those that a key server has. Never prints one.
 
 mod server;
+mod share;
 
 use std::path::{Path, PathBuf};
 
@@ -34,6 +35,17 @@ pub(crate) enum KeyCommand {
         strongroom key record strongroom://storage/twin --same-as vault --key-file ~/vault.key"
     )]
     Record(Box<RecordArgs>),
+    /// Encrypt a key file for another node, as text that can be sent by any channel.
+    #[command(after_help = "Example: strongroom key share ~/vault.key --to 'strongroom-ed25519 …' > for-bob\n\n\
+        The line is what `strongroom identity show` prints on the other machine, or `strongroom peer list` on the target; ask its owner, not the \
+        target, whether it is right. With a key server there is nothing to send: strongroom key grant.")]
+    Share(share::ShareArgs),
+    /// Store a key that another node has shared with this one.
+    #[command(
+        after_help = "Example: strongroom key receive --from 'strongroom-ed25519 …' --out ~/vault.key < for-bob\n\n\
+        --from says who must have sent it: a key from another node could be one that an attacker knows."
+    )]
+    Receive(share::ReceiveArgs),
     #[command(flatten)]
     Server(server::ServerCommand),
 }
@@ -90,6 +102,8 @@ pub(crate) fn run(command: KeyCommand) -> Result<()> {
         KeyCommand::New(args) => new(&args),
         KeyCommand::Show(args) => show(&args),
         KeyCommand::Record(args) => record(&args),
+        KeyCommand::Share(args) => share::share(&args),
+        KeyCommand::Receive(args) => share::receive(&args),
         KeyCommand::Server(command) => server::run(command),
     }
 }
@@ -100,11 +114,16 @@ fn new(args: &NewArgs) -> Result<()> {
         Purpose::Wrapping => KeyPurpose::Wrapping,
         Purpose::Master => KeyPurpose::Master,
     };
+    make(&args.out, purpose)
+}
+
+/// Makes a key file, and says what its key is called.
+pub(super) fn make(path: &Path, purpose: KeyPurpose) -> Result<()> {
     let mut random = Zeroizing::new([0; KEY_BYTES]);
     getrandom::fill(random.as_mut()).context("the operating system gave no random bytes")?;
     let file = VolumeKeyFile::new(purpose, &random);
-    secret_file::create(&args.out, &file.to_text())?;
-    println!("{}", args.out.display());
+    secret_file::create(path, &file.to_text())?;
+    println!("{}", path.display());
     print_ids(&file);
     Ok(())
 }

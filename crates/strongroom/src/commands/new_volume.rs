@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::Args;
 use strongroom_store::CreateOptions;
+use strongroom_target::pairing::paired_names;
 use strongroom_target::{Protection, Service};
 
 use crate::config;
@@ -57,8 +58,9 @@ pub(crate) fn spare_range() -> clap::builder::RangedI64ValueParser<u16> {
 /// A misspelt peer is no error (it may be added later), but worth a word.
 pub(crate) fn warn_of_unknown_peers(target: &RootArgs, peers: &[String]) {
     let Ok(config) = config::read(target.config_file()) else { return };
-    let unknown = |peer: &&String| *peer != "*" && config.peers.iter().all(|known| known.name != **peer);
-    for peer in peers.iter().filter(unknown) {
-        eprintln!("note: {} has no [[peer]] named '{peer}' yet", target.config_file().display());
+    let invited = paired_names(&config.root).unwrap_or_default();
+    let known = |name: &String| config.peers.iter().any(|peer| peer.name == *name) || invited.contains(name);
+    for peer in peers.iter().filter(|peer| *peer != "*" && !known(peer)) {
+        eprintln!("note: {} has no [[peer]] named '{peer}' yet, and none was invited", target.config_file().display());
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Reads the files that the target itself must not know (identities and wrapping keys) and hands on what is in them.
 
+mod init;
 mod rules;
 
 use std::fs::DirBuilder;
@@ -32,6 +33,7 @@ use rules::RuleArgs;
 /// Serve the volumes of this machine, until SIGTERM or SIGINT.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
+    strongroom serve --init                       for the first time: makes /etc/strongroom/strongroom.toml and an identity\n  \
     strongroom serve --config /etc/strongroom/strongroom.toml\n  \
     strongroom serve --root /srv/strongroom --listen 127.0.0.1:3260 --plain 'initiators=*; volumes=scratch'\n\n\
     examples/strongroom.toml explains every setting. A flag overrides the file.")]
@@ -69,15 +71,25 @@ pub(crate) struct ServeArgs {
     /// Admit channels of the cipher suites that are for benchmarks alone, too: they protect nothing today.
     #[arg(long, hide = true)]
     benchmark_suites: bool,
+    #[command(flatten)]
+    stats: StatsArgs,
+    /// If there is no configuration yet, make one, and an identity beside it. One that is there stays as it is.
+    #[arg(long, conflicts_with_all = ["root", "node_key"])]
+    init: bool,
+    /// Check the configuration, and end.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Counters in a file.
+#[derive(Args)]
+struct StatsArgs {
     /// Write counters to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     stats_file: Option<PathBuf>,
     /// How often to write them.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
     stats_every: Duration,
-    /// Check the configuration, and end.
-    #[arg(long)]
-    check: bool,
 }
 
 /// The threads that serve volumes.
@@ -145,6 +157,9 @@ enum RuntimeArg {
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
     // Before any thread exists: they inherit it.
     let signals = StopSignals::block().context("cannot wait for signals")?;
+    if args.init {
+        init::make_configuration(args.config.as_deref().unwrap_or(Path::new(DEFAULT_CONFIG)))?;
+    }
     let args = Arc::new(args);
     let config = args.configuration()?;
     config.check()?;
@@ -177,9 +192,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     sd_notify::notify("READY=1");
     let mut watchdog = Watchdog::from_environment();
     let signal = loop {
-        write_stats(args.stats_file.as_deref(), &handle);
+        write_stats(args.stats.stats_file.as_deref(), &handle);
         watchdog.notify(|patience| handle.workers_answer(patience));
-        match signals.wait(watchdog.limit(args.stats_every.max(Duration::from_millis(10)))) {
+        match signals.wait(watchdog.limit(args.stats.stats_every.max(Duration::from_millis(10)))) {
             Some(signal) if signal.is_hangup() => reload(&handle),
             Some(signal) => break signal,
             None => {}
@@ -187,7 +202,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     };
     tracing::info!(signal = signal.name(), "stopping");
     sd_notify::notify("STOPPING=1");
-    write_stats(args.stats_file.as_deref(), &handle);
+    write_stats(args.stats.stats_file.as_deref(), &handle);
     drop(collected);
     handle.stop();
     Ok(())

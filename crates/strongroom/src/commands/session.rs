@@ -37,7 +37,7 @@ pub(crate) struct DropArgs {
     /// Every session of this initiator name.
     #[arg(long, value_name = "IQN")]
     initiator: Option<String>,
-    /// Every session of this peer of the configuration.
+    /// Every session of this peer.
     #[arg(long, value_name = "NAME")]
     peer: Option<String>,
     /// Every session with this volume.

@@ -79,7 +79,7 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Send(args) => send::send(&args),
         VolumeCommand::Receive(args) => receive::receive(&args),
         VolumeCommand::Grow(args) => format::grow(&args),
-        VolumeCommand::Format(args) => format::run(&args),
+        VolumeCommand::Format(args) => format::run(args),
         VolumeCommand::Recover(args) => recover::run(&args),
         VolumeCommand::Reseal(args) => reseal::run(&args),
         VolumeCommand::Verify(args) => verify::run(&args),

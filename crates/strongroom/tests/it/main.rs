@@ -14,6 +14,7 @@ mod modes;
 mod nbd;
 mod operating;
 mod package;
+mod pairing;
 mod product;
 mod receiving;
 mod refusals;
