@@ -15,7 +15,6 @@ mod runtime;
 mod udp;
 
 pub use error::{NetError, StreamFailure};
-pub use link::LinkPacket;
 pub use link::PAIRING_MESSAGE_BYTES_MAX;
 #[doc(hidden)]
 pub use link::fuzz_link;
@@ -23,6 +22,7 @@ pub use link::{
     Admission, ECL_MESSAGE_BYTES_MAX, EclLogins, Link, LinkEnd, LinkEvent, LinkOptions, PairingChannel, Pairings,
     TransferChannel, Transfers,
 };
+pub use link::{LinkPacket, LinkPurpose};
 pub use link::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX};
 pub use runtime::{
     BusyPoll, BusyPollError, BusyPoller, DatagramId, DetachedStream, Event, Flavour, FlavourChoice, Listener,

@@ -40,7 +40,7 @@ pub use self::ecl::{ECL_MESSAGE_BYTES_MAX, EclLogins};
 pub use self::end::LinkEnd;
 #[doc(hidden)]
 pub use self::fuzz::fuzz_link;
-pub use self::options::LinkOptions;
+pub use self::options::{LinkOptions, LinkPurpose};
 pub use self::packets::LinkPacket;
 pub use self::pairing::{PAIRING_MESSAGE_BYTES_MAX, PairingChannel, Pairings};
 pub use self::transfer::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX, TransferChannel, Transfers};
@@ -231,6 +231,16 @@ impl Link {
             LinkState::Channel(channel) => Some(channel),
             LinkState::Ecl(ecl) => Some(ecl.channel()),
             _ => None,
+        }
+    }
+
+    /// What both ends agreed to use it for. Before the end of the handshake, and without one: [`LinkPurpose::Blocks`].
+    pub fn purpose(&self) -> LinkPurpose {
+        match self.state {
+            LinkState::Transfer(_) => LinkPurpose::Transfer,
+            LinkState::Pairing(..) => LinkPurpose::Pairing,
+            LinkState::Ecl(_) => LinkPurpose::Ecl,
+            _ => LinkPurpose::Blocks,
         }
     }
 

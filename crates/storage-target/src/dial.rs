@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{NodeKey, PublicKey};
-use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions, resolve};
+use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions, LinkPurpose, resolve};
 
 /// Where to, and as whom.
 pub(crate) struct Dial<'a> {
@@ -27,11 +27,11 @@ pub(crate) enum DialError {
     Broken(String),
 }
 
-/// Connects to any of the host's addresses, and shakes hands until the link `is_ready`. Returns until when it may take, too.
+/// Connects to any of the host's addresses, and shakes hands until the link is for `purpose`. Returns until when it may take, too.
 pub(crate) fn dial(
     to: &Dial<'_>,
     options: LinkOptions,
-    is_ready: fn(&Link) -> bool,
+    purpose: LinkPurpose,
 ) -> Result<(TcpStream, Link, Instant), DialError> {
     let unreachable =
         |problem: &dyn Display| DialError::Unreachable(format!("cannot connect to {}:{}: {problem}", to.host, to.port));
@@ -41,7 +41,7 @@ pub(crate) fn dial(
     for address in addresses {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left) {
-            Ok(stream) => return shake_hands(to, options, stream, deadline, is_ready),
+            Ok(stream) => return shake_hands(to, options, stream, deadline, purpose),
             Err(error) => failure = error,
         }
     }
@@ -53,7 +53,7 @@ fn shake_hands(
     options: LinkOptions,
     mut stream: TcpStream,
     deadline: Instant,
-    is_ready: fn(&Link) -> bool,
+    purpose: LinkPurpose,
 ) -> Result<(TcpStream, Link, Instant), DialError> {
     let broken = |error: io::Error| DialError::Broken(error.to_string());
     stream.set_nodelay(true).map_err(broken)?;
@@ -61,7 +61,7 @@ fn shake_hands(
     let mut link = link.map_err(|error| DialError::Handshake(error.into()))?;
     let mut input = vec![0; 16 << 10];
     let mut out = Vec::new();
-    while !is_ready(&link) {
+    while link.purpose() != purpose {
         link.poll_transmit(&mut out);
         for buffer in out.drain(..) {
             stream.write_all(&buffer).map_err(broken)?;

@@ -49,12 +49,10 @@ mod units;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_handshake::PublicKey;
-use strongroom_iscsi::target::{Login, LoginEvent};
+use strongroom_iscsi::target::LoginEvent;
 use strongroom_iscsi::{CloseReason, target::ConnectionId};
 use strongroom_net::{Event, LinkEvent, LinkPacket, NetError, UdpPacket, Waker};
 
-use crate::access::Identity;
 use crate::config::Limits;
 use crate::connection_handlers::ConnectionHandlers;
 use crate::iterations::IterationClock;
@@ -64,7 +62,6 @@ use connection::{Connection, ConnectionKey, Disposition};
 use connections::Connections;
 use cross_unit::send_request;
 use login::{LoginContext, Logins};
-use login_machine::{EclLogin, LoginMachine};
 use message::{Message, WorkerMail};
 use network::{Network, PortalSockets};
 use order_slices::{OrderContext, OrderQueue};
@@ -302,8 +299,7 @@ impl Worker {
         connection.is_ready = false;
         match self.advance(&mut connection) {
             Disposition::HandOver(worker) => return self.hand_over(connection, worker),
-            Disposition::Transfer => return self.hand_to_transfer(connection),
-            Disposition::Pairing => return self.hand_to_pairing(connection),
+            Disposition::HandToHandler => return self.hand_to_handler(connection),
             Disposition::End => return self.finish(connection, None),
             Disposition::Keep => {}
         }
@@ -368,7 +364,11 @@ impl Worker {
         let session = connection.stage.session();
         let session = session.and_then(|(key, id)| Some((&mut self.routing.sessions.get_mut(key)?.machine, id)));
         match (event, &mut connection.login, session) {
-            (LinkEvent::Established { peer }, _, _) => return self.established(connection, peer),
+            (LinkEvent::Established { peer }, _, _) => {
+                let disposition = self.logins.established(connection, peer, self.now);
+                self.connections.settle(connection);
+                return disposition;
+            }
             (LinkEvent::Pdu(pdu), Some(login), _) => login.handle_pdu(&pdu),
             (LinkEvent::Pdu(pdu), None, Some((session, id))) => {
                 if let Some(machine) = session.iscsi_mut() {
@@ -403,30 +403,6 @@ impl Worker {
                 return Disposition::End;
             }
         }
-        Disposition::Keep
-    }
-
-    /// The handshake is over, or there is none: what the connection is for is known.
-    fn established(&mut self, connection: &mut Connection, peer: Option<PublicKey>) -> Disposition {
-        if connection.link.is_for_pairing() {
-            // Anyone's key is proven there: it stays a connection that has proven nothing.
-            return Disposition::Pairing;
-        }
-        connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
-        let (slots, policy) = (&mut self.logins.slots, &self.logins.policy);
-        if peer.is_some() && !slots.settle_proven(connection, policy.limits()) {
-            connection.link.close();
-            return Disposition::End;
-        }
-        self.connections.settle(connection);
-        if connection.link.is_for_transfer() {
-            return Disposition::Transfer;
-        }
-        let config = self.logins.policy.session_config(peer.is_some(), connection.portal.group);
-        connection.login = Some(match connection.link.is_for_ecl() {
-            true => LoginMachine::Ecl(EclLogin::default()),
-            false => LoginMachine::Iscsi(Box::new(Login::new(self.now, config))),
-        });
         Disposition::Keep
     }
 

@@ -8,7 +8,7 @@ use strongroom_channel::{Channel, ChannelLimits, FrameKind};
 use strongroom_handshake::{EclSecret, PairingBinding, Protocol, PublicKey};
 
 use super::packets::{LinkPacket, PacketFramer};
-use super::{Link, LinkEnd, LinkEvent, LinkState, end, pairing, transfer};
+use super::{Link, LinkEnd, LinkEvent, LinkPurpose, LinkState, end, pairing, transfer};
 
 /// Whether a channel may be the login of an ECL association, which is another protocol than iSCSI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,22 +123,21 @@ impl Link {
     /// The channel stands.
     pub(super) fn begin_channel(&mut self, channel: Box<Channel>, agreement: Agreement) {
         match (agreement.protocol, agreement.pairing) {
-            (Protocol::Transfer, _) => self.begin_transfer(channel),
-            (Protocol::Pairing, Some(binding)) => self.begin_pairing(channel, binding),
+            (Protocol::Transfer, _) => self.state = LinkState::Transfer(channel),
+            (Protocol::Pairing, Some(binding)) => self.state = LinkState::Pairing(channel, binding),
             (Protocol::Ecl, _) => {
                 self.state = LinkState::Ecl(Box::new(EclChannel { channel, secret: agreement.ecl, packets: None }));
             }
             _ => self.state = LinkState::Channel(channel),
         }
+        if matches!(self.purpose(), LinkPurpose::Transfer | LinkPurpose::Pairing) {
+            // What comes next is for who takes the channel.
+            self.held = Some(Vec::new());
+        }
         self.establish(Some(agreement.peer));
     }
 
-    /// Whether both ends agreed on ECL: then messages flow and no PDUs.
-    pub fn is_for_ecl(&self) -> bool {
-        matches!(self.state, LinkState::Ecl(_))
-    }
-
-    /// What the keys of the association come from, once, if [`Link::is_for_ecl`].
+    /// What the keys of the association come from, once, if the link is for [`LinkPurpose::Ecl`].
     pub fn take_ecl_secret(&mut self) -> Option<EclSecret> {
         match &mut self.state {
             LinkState::Ecl(ecl) => ecl.secret.take(),
@@ -158,7 +157,7 @@ impl Link {
         }
     }
 
-    /// The stream carries packets from now on, in both directions, behind what was sent before. If [`Link::is_for_ecl`].
+    /// The stream carries packets from now on, in both directions, behind what was sent before. If the link is for [`LinkPurpose::Ecl`].
     pub fn begin_packets(&mut self) {
         if let LinkState::Ecl(ecl) = &mut self.state {
             ecl.packets = Some(PacketFramer::default());

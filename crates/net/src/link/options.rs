@@ -11,6 +11,19 @@ use super::ecl::EclLogins;
 use super::pairing::Pairings;
 use super::transfer::Transfers;
 
+/// What both ends of a link agreed to use it for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkPurpose {
+    /// iSCSI, in a channel or plain: PDUs flow.
+    Blocks,
+    /// The login of an ECL association: messages flow.
+    Ecl,
+    /// A snapshot is sent: [`Link::into_transfer`](super::Link::into_transfer) has the channel, and no PDUs flow.
+    Transfer,
+    /// An invitation is taken up: [`Link::into_pairing`](super::Link::into_pairing) has the channel, and no PDUs flow.
+    Pairing,
+}
+
 /// Limits of a link.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {

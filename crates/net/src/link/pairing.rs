@@ -1,6 +1,6 @@
 //! A link that both ends agreed to use for an invitation: its channel in other hands, with what the proof is bound to.
 
-use strongroom_channel::{Channel, ChannelLimits};
+use strongroom_channel::ChannelLimits;
 use strongroom_handshake::PairingBinding;
 
 use super::transfer::TransferChannel;
@@ -36,18 +36,7 @@ pub struct PairingChannel {
 }
 
 impl Link {
-    pub(super) fn begin_pairing(&mut self, channel: Box<Channel>, binding: PairingBinding) {
-        // What comes next is none of ours.
-        self.held = Some(Vec::new());
-        self.state = LinkState::Pairing(channel, binding);
-    }
-
-    /// Whether both ends agreed on pairing: then no PDUs flow, and [`Link::into_pairing`] has the channel.
-    pub fn is_for_pairing(&self) -> bool {
-        matches!(self.state, LinkState::Pairing(..))
-    }
-
-    /// The channel, if [`Link::is_for_pairing`].
+    /// The channel, if the link is for [`LinkPurpose::Pairing`](super::LinkPurpose::Pairing).
     pub fn into_pairing(self) -> Option<PairingChannel> {
         let LinkState::Pairing(channel, binding) = self.state else { return None };
         let (peer, unread) = (self.peer?, self.held.unwrap_or_default());

@@ -43,18 +43,7 @@ pub struct TransferChannel {
 }
 
 impl Link {
-    pub(super) fn begin_transfer(&mut self, channel: Box<Channel>) {
-        // What comes next is none of ours.
-        self.held = Some(Vec::new());
-        self.state = LinkState::Transfer(channel);
-    }
-
-    /// Whether both ends agreed on a transfer: then no PDUs flow, and [`Link::into_transfer`] has the channel.
-    pub fn is_for_transfer(&self) -> bool {
-        matches!(self.state, LinkState::Transfer(_))
-    }
-
-    /// The channel, if [`Link::is_for_transfer`].
+    /// The channel, if the link is for [`LinkPurpose::Transfer`](super::LinkPurpose::Transfer).
     pub fn into_transfer(self) -> Option<TransferChannel> {
         let LinkState::Transfer(channel) = self.state else { return None };
         let (peer, unread) = (self.peer?, self.held.unwrap_or_default());

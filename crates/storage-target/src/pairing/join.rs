@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{HandshakeError, Invitation, NodeKey, PublicKey};
-use strongroom_net::{Link, LinkEnd, LinkOptions, PairingChannel, Pairings};
+use strongroom_net::{Link, LinkEnd, LinkOptions, LinkPurpose, PairingChannel, Pairings};
 
 use super::message::{Malformed, Message, PairingRefusal};
 use crate::channel_stream::{ChannelStream, ConnectionError};
@@ -149,7 +149,7 @@ fn connect(
     let to = Dial { host, port: port.parse().map_err(|_| unusable())?, node, expected: &[invitation.target] };
     let options = LinkOptions { setup_timeout: timeout, pairings: Pairings::Only, ..LinkOptions::default() };
     let at = address.to_owned();
-    dial(&to, options, Link::is_for_pairing).map_err(|error| match error {
+    dial(&to, options, LinkPurpose::Pairing).map_err(|error| match error {
         DialError::Unreachable(problem) => JoinError::Unreachable(problem),
         DialError::Broken(problem) => JoinError::Broken(problem),
         DialError::Handshake(LinkEnd::Handshake(HandshakeError::WrongTarget { presented })) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{NodeKey, PublicKey};
-use strongroom_net::{Link, LinkEnd, LinkOptions, TRANSFER_PIECE_BYTES_MAX, Transfers};
+use strongroom_net::{LinkEnd, LinkOptions, LinkPurpose, TRANSFER_PIECE_BYTES_MAX, Transfers};
 
 use super::connection::Connection;
 use super::message::{Message, RefusalCode};
@@ -236,7 +236,7 @@ fn connect(to: &Destination) -> Result<Connection, TransferError> {
     let options =
         LinkOptions { setup_timeout: to.connect_timeout, transfers: Transfers::Only, ..LinkOptions::default() };
     let how = Dial { host: &to.host, port: to.port, node: &to.node, expected: &to.expected };
-    let (stream, link, deadline) = dial(&how, options, Link::is_for_transfer)?;
+    let (stream, link, deadline) = dial(&how, options, LinkPurpose::Transfer)?;
     let transfer = link.into_transfer().expect("just looked at");
     Ok(Connection::new(stream, transfer, deadline)?)
 }

@@ -34,10 +34,8 @@ pub(super) enum Disposition {
     Keep,
     /// Another worker has its volume or its session.
     HandOver(usize),
-    /// It carries a transfer, and no worker serves it.
-    Transfer,
-    /// Its node says that it was invited; likewise.
-    Pairing,
+    /// It carries a transfer, or its node says that it was invited: no worker serves it.
+    HandToHandler,
     End,
 }
 

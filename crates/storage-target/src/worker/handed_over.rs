@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 
-use strongroom_net::{StreamId, TransferChannel};
+use strongroom_net::{DetachedStream, LinkPurpose, NetError, Runtime, StreamId, TransferChannel};
 
 use super::Worker;
 use super::connection::Connection;
@@ -10,52 +10,38 @@ use crate::pairing::incoming::IncomingPairing;
 use crate::transfers::Incoming;
 
 impl Worker {
-    /// Hands it to the threads of transfers, with all that was not yet sent and not yet read.
-    pub(super) fn hand_to_transfer(&mut self, mut connection: Box<Connection>) {
+    /// Hands a connection to the threads of transfers or of pairings, with all that was not yet sent and not yet read.
+    pub(super) fn hand_to_handler(&mut self, mut connection: Box<Connection>) {
         self.release(&mut connection);
         if self.stop.is_some() {
             return self.finish(connection, None);
         }
         let (from, stream) = (connection.peer, connection.stream.id());
-        let Some((mut transfer, place)) = connection.into_transfer() else {
-            return self.network.runtime.abort(stream);
+        let (runtime, handlers, services) = (&mut self.network.runtime, &self.handlers, &self.services);
+        let begun = match connection.link.purpose() {
+            LinkPurpose::Pairing => connection.into_pairing().map(|(mut pairing, slot)| {
+                detach(runtime, stream, &mut pairing.channel).map(|stream| {
+                    handlers.pairings.begin(services, IncomingPairing { stream, pairing, from, slot });
+                })
+            }),
+            _ => connection.into_transfer().map(|(mut transfer, place)| {
+                detach(runtime, stream, &mut transfer).map(|stream| {
+                    handlers.transfers.begin(services, Incoming { stream, transfer, from, place });
+                })
+            }),
         };
-        match self.detach(stream, &mut transfer) {
-            Ok(stream) => {
-                self.handlers.transfers.begin(&self.services, Incoming { stream, transfer, from, place });
-            }
-            Err(error) => tracing::warn!(peer = %from, %error, "a transfer was not begun"),
+        match begun {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::warn!(peer = %from, %error, "a transfer or pairing was not begun"),
+            None => self.network.runtime.abort(stream),
         }
     }
+}
 
-    /// The same to the threads of pairings.
-    pub(super) fn hand_to_pairing(&mut self, mut connection: Box<Connection>) {
-        self.release(&mut connection);
-        if self.stop.is_some() {
-            return self.finish(connection, None);
-        }
-        let (from, stream) = (connection.peer, connection.stream.id());
-        let Some((mut pairing, slot)) = connection.into_pairing() else {
-            return self.network.runtime.abort(stream);
-        };
-        match self.detach(stream, &mut pairing.channel) {
-            Ok(stream) => {
-                self.handlers.pairings.begin(&self.services, IncomingPairing { stream, pairing, from, slot });
-            }
-            Err(error) => tracing::warn!(peer = %from, %error, "a node that says it was invited was turned away"),
-        }
-    }
-
-    /// The socket, out of the runtime; what that has not sent or given away goes to the channel.
-    fn detach(
-        &mut self,
-        stream: StreamId,
-        channel: &mut TransferChannel,
-    ) -> Result<TcpStream, strongroom_net::NetError> {
-        let detached = self.network.runtime.detach(stream).and_then(strongroom_net::DetachedStream::into_std);
-        let (stream, unsent, unread) = detached?;
-        channel.unsent.insert(0, bytes::Bytes::from(unsent).into());
-        channel.unread.extend(unread);
-        Ok(stream)
-    }
+/// The socket, out of the runtime; what that has not sent or given away goes to the channel.
+fn detach(runtime: &mut Runtime, stream: StreamId, channel: &mut TransferChannel) -> Result<TcpStream, NetError> {
+    let (stream, unsent, unread) = runtime.detach(stream).and_then(DetachedStream::into_std)?;
+    channel.unsent.insert(0, bytes::Bytes::from(unsent).into());
+    channel.unread.extend(unread);
+    Ok(stream)
 }

@@ -15,7 +15,7 @@ impl Worker {
         self.connections.settle(&connection);
         match disposition {
             Disposition::HandOver(worker) => self.hand_over(connection, worker),
-            Disposition::Keep | Disposition::Transfer | Disposition::Pairing | Disposition::End => {
+            Disposition::Keep | Disposition::HandToHandler | Disposition::End => {
                 self.connections.check_in_ready(connection);
             }
         }

@@ -4,12 +4,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use strongroom_handshake::PublicKey;
 use strongroom_iscsi::LoginStatus;
-use strongroom_iscsi::target::{LoginRequested, MayAdd, SessionKind};
+use strongroom_iscsi::target::{Login, LoginRequested, MayAdd, SessionKind};
+use strongroom_net::LinkPurpose;
 use strongroom_scsi::NexusId;
 
 use super::connection::{Connection, Disposition, LoginStage};
 use super::grant::LoginGrant;
+use super::login_machine::{EclLogin, LoginMachine};
 use super::login_policy::{Denied, LoginPolicy};
 use super::routing::{NexusState, Routing};
 use super::slot_allocator::SlotAllocator;
@@ -59,6 +62,34 @@ impl Logins {
         let policy = LoginPolicy::new(Arc::clone(&services), services.settings());
         let slots = SlotAllocator::new(worker, Arc::clone(&services));
         Logins { worker, services, policy, slots, is_stopping: false }
+    }
+
+    /// The handshake of a connection is over, or there is none: what it is for is known.
+    pub(super) fn established(
+        &mut self,
+        connection: &mut Connection,
+        peer: Option<PublicKey>,
+        now: Instant,
+    ) -> Disposition {
+        let purpose = connection.link.purpose();
+        if purpose == LinkPurpose::Pairing {
+            // Anyone's key is proven there: it stays a connection that has proven nothing.
+            return Disposition::HandToHandler;
+        }
+        connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
+        if peer.is_some() && !self.slots.settle_proven(connection, self.policy.limits()) {
+            connection.link.close();
+            return Disposition::End;
+        }
+        connection.login = Some(match purpose {
+            LinkPurpose::Transfer | LinkPurpose::Pairing => return Disposition::HandToHandler,
+            LinkPurpose::Ecl => LoginMachine::Ecl(EclLogin::default()),
+            LinkPurpose::Blocks => {
+                let config = self.policy.session_config(peer.is_some(), connection.portal.group);
+                LoginMachine::Iscsi(Box::new(Login::new(now, config)))
+            }
+        });
+        Disposition::Keep
     }
 
     /// The target stops.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use strongroom_iscsi::target::{self as iscsi, LoginRequested, SessionKind};
 use strongroom_iscsi::{CloseReason, LoginStatus, Offer};
+use strongroom_net::LinkPurpose;
 
 use super::connection::{Connection, LoginStage};
 use super::connections::Connections;
@@ -149,7 +150,7 @@ impl LoginPolicy {
             other => Denied::Refused(LoginStatus::TARGET_ERROR, other.to_string()),
         })?;
         let admission = self.may_use(&connection.origin(), initiator, &volume).map_err(refused)?;
-        if connection.link.is_for_ecl() {
+        if connection.link.purpose() == LinkPurpose::Ecl {
             let custody = volume.sealed.as_ref().map(|sealed| sealed.custody);
             strongroom_ecl::check_volume(volume.geometry.block_size.bytes(), custody)
                 .map_err(|error| Denied::Refused(LoginStatus::UNSUPPORTED_VERSION, error.to_string()))?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use strongroom_block::Buffer;
 use strongroom_channel::{Channel, FrameKind};
 use strongroom_handshake::NodeKey;
-use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions, Transfers};
+use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions, LinkPurpose, Transfers};
 use strongroom_target::VolumeSpec;
 use strongroom_target::admin::{Request, Resume};
 use strongroom_target::config::PeerRule;
@@ -261,7 +261,7 @@ impl Raw {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let options = LinkOptions { transfers: Transfers::Only, setup_timeout: PATIENCE, ..LinkOptions::default() };
         let mut link = Link::initiator_channel(node, &[host.node], options, Instant::now()).unwrap();
-        while !link.is_for_transfer() {
+        while link.purpose() != LinkPurpose::Transfer {
             let mut out = Vec::new();
             link.poll_transmit(&mut out);
             out.iter().for_each(|buffer| stream.write_all(buffer).unwrap());
