@@ -63,7 +63,7 @@ pub(super) struct Series {
     /// Of both ends.
     pub(super) busy_poll: &'static str,
     pub(super) trials: Vec<Trial>,
-    /// It has so many cells that each is measured half as often as usual.
+    /// Each cell is measured half as often as usual, because there are many.
     pub(super) is_broad: bool,
     /// Measurements last this many times as long as usual, and warm-ups as well.
     pub(super) longer: u32,

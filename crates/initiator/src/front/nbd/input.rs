@@ -44,7 +44,7 @@ impl Input {
         Ok(len > 0)
     }
 
-    /// Whether there are so many bytes, after waiting for them. False if the client ended before the first of them.
+    /// Waits until this number of bytes is there. False if the client ended before the first of them.
     ///
     /// # Errors
     /// Also if it ended amid them.
@@ -73,7 +73,7 @@ impl Input {
         Ok(())
     }
 
-    /// Passes over so many bytes.
+    /// Skips this number of bytes.
     pub(super) fn skip(&mut self, stream: &Stream, mut len: usize) -> io::Result<()> {
         loop {
             let part = len.min(self.bytes().len());
