@@ -15,7 +15,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build lab package-files install deb demo test test-product test-conformance test-kernel test-ipsec test-package check fmt bench bench-quick bench-full bench-schemes bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-pairs bench-wan bench-ecl wan-lab fuzz soak clean
+.PHONY: help deps build lab package-files install deb demo test test-product test-conformance test-console test-csi test-kernel test-ipsec test-package check fmt bench bench-quick bench-full bench-schemes bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-pairs bench-wan bench-ecl wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -56,6 +56,14 @@ test-product: deps ## The product built alone does not have the papers' cipher s
 
 test-conformance: deps ## libiscsi's conformance suite against our target, skips counted (part of `make test`)
 	$(CARGO) test --locked --package strongroom-target --test it conformance
+
+test-console: build ## The web console in Chromium: pages, forms, keyboard, narrow and dark, accessibility (a minute; not in `make test`)
+	@scripts/deps.sh --browser
+	@scripts/test-console.sh target/release/strongroom
+
+test-csi: build ## The CSI driver: csi-sanity and our own test, with real attachments and file systems (as root, with Go, 5 minutes; not in `make test`)
+	@scripts/deps.sh --csi
+	@scripts/test-csi.sh target/release/strongroom
 
 test-kernel: build ## Linux's own initiator in a virtual machine: CHAP, digests, ext4, XFS, and a target that is killed (minutes; not in `make test`)
 	@scripts/deps.sh --kernel
@@ -100,7 +108,7 @@ bench-profile: lab ## The CPU time of an I/O by stage, at both ends, in each sch
 	target/release/strongroom-lab profile --runs 5 --warm-up 0.3 --seconds 1 --volume-size 64MiB --fills 16 --json docs/bench/profile.jsonl --quiet
 	@target/release/strongroom-lab report docs/bench/profile.jsonl --profile docs/bench/profile.md
 
-bench-attach: build lab ## What a program gets from an attached volume, in FUSE and in ext4 (as root, about 8 minutes; ATTACH="--program old=PATH --program new=PATH" compares releases): docs/bench/attach.md
+bench-attach: build lab ## What a program gets from an attached volume, in FUSE, by NBD and in ext4 (as root, about 15 minutes; ATTACH="--program old=PATH --program new=PATH" compares releases): docs/bench/attach.md
 	@scripts/deps.sh --bench
 	target/release/strongroom-lab attach $(or $(ATTACH),--program target/release/strongroom) --json docs/bench/attach.jsonl --quiet
 	@target/release/strongroom-lab report docs/bench/attach.jsonl --attach docs/bench/attach.md

@@ -7,6 +7,8 @@
 #   scripts/deps.sh --kernel   also what the virtual machine of `make test-kernel` needs
 #   scripts/deps.sh --package  also cargo-deb and lintian, which `make deb` uses
 #   scripts/deps.sh --vm       also what the virtual machine of `make test-package` needs
+#   scripts/deps.sh --browser  also the browser of `make test-console`, and what drives and checks it
+#   scripts/deps.sh --csi      also what `make test-csi` mounts; Go, which installs csi-sanity, is to be there
 #   scripts/deps.sh --bench    also the programs in front of tgt and istgt that `strongroom-lab peers` compares us with, perf, ethtool and bonnie++
 #
 # With root it installs directly, otherwise through sudo. Nothing outside the system's packages, ~/.rustup and ~/.cargo
@@ -35,6 +37,7 @@ qemu-utils        qemu-img
 qemu-block-extra  /usr/lib/*/qemu/block-iscsi.so
 fio               fio
 libnbd-bin        nbdcopy
+nbdkit            nbdkit
 python3-libnbd    /usr/lib/python3/dist-packages/nbd.py
 openssl           openssl
 tgt               tgtd
@@ -60,6 +63,20 @@ readonly KERNEL_PACKAGES="
 qemu-system-x86   qemu-system-x86_64
 cpio              cpio
 kmod              depmod
+"
+
+# A browser, what drives it, and npm, which fetches what checks pages.
+readonly BROWSER_PACKAGES="
+chromium          chromium
+chromium-driver   chromedriver
+python3-selenium  /usr/lib/python3/dist-packages/selenium/__init__.py
+python3-pil       /usr/lib/python3/dist-packages/PIL/__init__.py
+npm               npm
+"
+
+# The other file system of the CSI driver.
+readonly CSI_PACKAGES="
+xfsprogs          mkfs.xfs
 "
 
 # What builds a Debian package, and checks it.
@@ -95,6 +112,8 @@ as_root() {
 
 wanted="$PACKAGES"
 [ "${1:-}" != "--bench" ] || wanted="$PACKAGES$BENCH_PACKAGES"
+[ "${1:-}" != "--browser" ] || wanted="$PACKAGES$BROWSER_PACKAGES"
+[ "${1:-}" != "--csi" ] || wanted="$PACKAGES$CSI_PACKAGES"
 [ "${1:-}" != "--package" ] || wanted="$PACKAGES$PACKAGE_PACKAGES"
 [ "${1:-}" != "--vm" ] || wanted="$PACKAGES$VM_PACKAGES"
 [ "${1:-}" != "--kernel" ] || wanted="$PACKAGES$KERNEL_PACKAGES"

@@ -15,7 +15,7 @@ if [ -z "${FIVE_MINUTES_INSIDE:-}" ]; then
   [ "$(id -u)" = 0 ] || { echo "five-minutes: needs root" >&2; exit 2; }
   room=$(mktemp -d)
   status=0
-  FIVE_MINUTES_INSIDE=$room unshare --mount --net --pid --uts --fork --mount-proc \
+  FIVE_MINUTES_INSIDE=$room unshare --mount --propagation slave --net --pid --uts --fork --mount-proc \
     bash "$sources/scripts/five-minutes.sh" "$program" || status=$?
   rmdir "$room"
   exit $status

@@ -19,7 +19,7 @@ if [ -z "${ITERATIONS_INSIDE:-}" ]; then
   command -v fio > /dev/null || { echo "iterations: needs fio: scripts/deps.sh --bench" >&2; exit 2; }
   room=$(mktemp -d)
   status=0
-  ITERATIONS_INSIDE=$room unshare --mount --net --pid --fork --mount-proc bash "$script" "$program" "$mib" || status=$?
+  ITERATIONS_INSIDE=$room unshare --mount --propagation slave --net --pid --fork --mount-proc bash "$script" "$program" "$mib" || status=$?
   rm -rf "$room"
   exit $status
 fi

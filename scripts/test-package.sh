@@ -37,7 +37,7 @@ base() {
   for file in /etc/apt/apt.conf.d/*; do
     ! grep -q '^Acquire' "$file" || options+=("--aptopt=$file")
   done
-  mmdebstrap --quiet --mode=root --variant=minbase --include="$GUEST_PACKAGES" "${options[@]}" "$suite" "$WORK/base.tar.part" "${sources[@]}" \
+  mmdebstrap --quiet --mode=root --format=tar --variant=minbase --include="$GUEST_PACKAGES" "${options[@]}" "$suite" "$WORK/base.tar.part" "${sources[@]}" \
     > "$WORK/debian.log" 2>&1 || { tail -n 20 "$WORK/debian.log" >&2; fail "the guest could not be made"; }
   mv "$WORK/base.tar.part" "$WORK/base.tar"
 }

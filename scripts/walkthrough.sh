@@ -17,7 +17,7 @@ if [ -z "${WALKTHROUGH_INSIDE:-}" ]; then
   [ "$(id -u)" = 0 ] || { echo "walkthrough: needs root" >&2; exit 2; }
   room=$(mktemp -d)
   status=0
-  WALKTHROUGH_INSIDE=$room unshare --mount --net --pid --fork --mount-proc \
+  WALKTHROUGH_INSIDE=$room unshare --mount --propagation slave --net --pid --fork --mount-proc \
     bash "$sources/scripts/walkthrough.sh" ${short:+--short} "$program" || status=$?
   rmdir "$room"
   exit $status

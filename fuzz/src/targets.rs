@@ -40,6 +40,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("store_checkpoint", strongroom_store::fuzz::fuzz_checkpoint),
     ("store_stream", strongroom_store::fuzz_stream),
     ("transfer", strongroom_target::transfers::fuzz_message),
+    ("operator", strongroom_target::operators::fuzz_request),
     ("pairing", strongroom_target::pairing::fuzz_message),
     ("peer_database", strongroom_target::pairing::fuzz_database),
     ("store_image", strongroom_store::fuzz::fuzz_image),

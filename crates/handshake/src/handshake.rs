@@ -53,6 +53,10 @@ pub const TRANSFER_ALPN: &[u8] = b"strongroom-transfer/1";
 /// own port. Everything is encrypted, under the usual suite. An initiator that offers it offers nothing else.
 pub const PAIRING_ALPN: &[u8] = b"strongroom-pairing/1";
 
+/// The application protocol by which an operator asks a target to make and change volumes (`docs/operators.md`), on the target's own port.
+/// Everything is encrypted, under the usual suite.
+pub const OPERATOR_ALPN: &[u8] = b"strongroom-operator/1";
+
 /// The application protocol of the login of an ECL association (`docs/ecl.md`), which likewise stands for a scheme and a suite. Being another
 /// one than [`alpn`], nobody in the middle can make iSCSI of it.
 pub fn ecl_alpn(scheme: Scheme, suite: Suite) -> Vec<u8> {
@@ -104,9 +108,11 @@ pub enum Protocols<'a> {
     Transfer,
     /// Taking up an invitation: [`PAIRING_ALPN`].
     Pairing,
+    /// Requests of an operator: [`OPERATOR_ALPN`].
+    Operator,
     /// Block storage over ECL, with those of these schemes that it has.
     Ecl(Offer<'a>),
-    /// What a target's port admits: block storage, and as it says ECL, transfers and pairing.
+    /// What a target's port admits: block storage, and as it says ECL, transfers, pairing and operators.
     Port {
         /// The schemes and suites of block storage, by whichever transport.
         blocks: Offer<'a>,
@@ -116,6 +122,8 @@ pub enum Protocols<'a> {
         transfer: bool,
         /// Whether invitations can be taken up, by nodes with any key.
         pairing: bool,
+        /// Whether operators are.
+        operator: bool,
     },
 }
 
@@ -130,6 +138,8 @@ pub enum Protocol {
     Transfer,
     /// An invitation. At a target the peer's key is proven, and any: what it may do is for the invitation to say.
     Pairing,
+    /// Requests of an operator.
+    Operator,
     /// Block storage over ECL: what follows on the connection is its login.
     Ecl,
 }
@@ -167,11 +177,12 @@ impl Protocols<'_> {
             Protocols::Keys => vec![KEYS_ALPN.to_vec()],
             Protocols::Transfer => vec![TRANSFER_ALPN.to_vec()],
             Protocols::Pairing => vec![PAIRING_ALPN.to_vec()],
-            Protocols::Port { blocks: offer, ecl: has_ecl, transfer, pairing } => {
+            Protocols::Operator => vec![OPERATOR_ALPN.to_vec()],
+            Protocols::Port { blocks: offer, ecl: has_ecl, transfer, pairing, operator } => {
                 let ecl = if has_ecl { ecl(offer) } else { Vec::new() };
-                let transfer = transfer.then(|| TRANSFER_ALPN.to_vec());
-                let pairing = pairing.then(|| PAIRING_ALPN.to_vec());
-                blocks(offer).into_iter().chain(ecl).chain(transfer).chain(pairing).collect()
+                let others = [(transfer, TRANSFER_ALPN), (pairing, PAIRING_ALPN), (operator, OPERATOR_ALPN)];
+                let others = others.into_iter().filter(|(is_admitted, _)| *is_admitted).map(|(_, name)| name.to_vec());
+                blocks(offer).into_iter().chain(ecl).chain(others).collect()
             }
         }
     }
@@ -182,6 +193,7 @@ fn agreement(protocol: &[u8]) -> Option<(Protocol, Scheme, Suite)> {
         KEYS_ALPN => return Some((Protocol::Keys, Scheme::EncryptAll, Suite::default())),
         TRANSFER_ALPN => return Some((Protocol::Transfer, Scheme::EncryptAll, Suite::default())),
         PAIRING_ALPN => return Some((Protocol::Pairing, Scheme::EncryptAll, Suite::default())),
+        OPERATOR_ALPN => return Some((Protocol::Operator, Scheme::EncryptAll, Suite::default())),
         _ => {}
     }
     let of = |agreed| {

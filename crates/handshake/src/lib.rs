@@ -19,8 +19,8 @@ mod verify;
 
 pub use error::{HandshakeError, KeyTextError, TlsError};
 pub use handshake::{
-    ECL_EXPORTER_LABEL, EXPORTER_LABEL, EclSecret, Finished, HANDSHAKE_BYTES_MAX, Handshake, KEYS_ALPN, Offer,
-    PAIRING_ALPN, PeerPolicy, Protocol, Protocols, TRANSFER_ALPN, alpn, ecl_alpn,
+    ECL_EXPORTER_LABEL, EXPORTER_LABEL, EclSecret, Finished, HANDSHAKE_BYTES_MAX, Handshake, KEYS_ALPN, OPERATOR_ALPN,
+    Offer, PAIRING_ALPN, PeerPolicy, Protocol, Protocols, TRANSFER_ALPN, alpn, ecl_alpn,
 };
 pub use invitation::{
     INVITATION_ADDRESS_BYTES_MAX, INVITATION_ADDRESSES_MAX, INVITATION_TEXT_BYTES_MAX, Invitation, InvitationTextError,

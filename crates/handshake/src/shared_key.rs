@@ -233,6 +233,25 @@ mod tests {
         assert_eq!(hex(&*x25519_private(&node)), private);
     }
 
+    /// A whole shared key from seed 0x11 × 32 to seed 0x22 × 32 with the ephemeral key 0x33 × 32. Computed by scripts/golden-shared-key.py.
+    const GOLDEN: &str = "\
+-----BEGIN STRONGROOM SHARED KEY-----
+AdBKsjJ0K7SrOhNovUYV5ObQIkq3GgFrr4UgozLJd4c3oJql9HpnWYAv+VX43C0q
+FKXJnSO+l/hkEn/5ODRVpPB7DUfZNCf4MRFgeBx8cz/Yn4iXCu9JDYqg7hmky4ob
+FBi2PtUuTisDT183t9P24T1DX87SEI8Soq71hC16OtN7CBCcKzC0dhzV1fUE4jWI
+/rkrMMmU+JiGr8h5uzqp++2EFq2zd0yKKqCL9KjgPTCPdD+d5FrwWja+3bdTNMZe
+P1eTLy49rg8=
+-----END STRONGROOM SHARED KEY-----
+";
+
+    #[test]
+    fn golden_shared_key() {
+        let shared = SharedKey::parse(GOLDEN).unwrap();
+        let text = shared.open(&node(0x22), Some(node(0x11).public())).unwrap();
+        assert_eq!(*text, "the text of a key file\n");
+        assert_eq!(shared.to_text(), GOLDEN);
+    }
+
     #[test]
     fn only_the_recipient_opens_it_and_knows_who_sent_it() {
         let (alice, bob) = (node(1), node(2));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelLimits, FrameKind, Scheme};
 use strongroom_handshake::{
-    Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, Offer, PAIRING_ALPN, PairingSecret, PeerPolicy,
-    Protocol, Protocols, PublicKey, TRANSFER_ALPN, alpn, ecl_alpn,
+    Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, OPERATOR_ALPN, Offer, PAIRING_ALPN,
+    PairingSecret, PeerPolicy, Protocol, Protocols, PublicKey, TRANSFER_ALPN, alpn, ecl_alpn,
 };
 
 fn node(seed: u8) -> NodeKey {
@@ -129,14 +129,14 @@ fn nodes_without_a_common_scheme_do_not_settle_for_less() {
     assert_eq!(at_target.unwrap_err(), HandshakeError::NoCommonScheme);
 }
 
-/// A transfer is agreed on at the port of a target that admits it, and nowhere else; and both ends know.
+/// Transfers and operators' requests are agreed on at the port of a target that admits them, and nowhere else; and both ends know.
 #[test]
-fn a_transfer_is_a_protocol_of_its_own() {
-    assert_eq!(TRANSFER_ALPN, b"strongroom-transfer/1");
+fn transfers_and_operators_have_protocols_of_their_own() {
+    assert_eq!((TRANSFER_ALPN, OPERATOR_ALPN), (&b"strongroom-transfer/1"[..], &b"strongroom-operator/1"[..]));
     let blocks = || Protocols::from(&[Scheme::Lazy]);
     let either = || {
         let blocks = Offer { schemes: &[Scheme::Lazy], suites: &[Suite::Aes256Gcm] };
-        Protocols::Port { blocks, ecl: false, transfer: true, pairing: false }
+        Protocols::Port { blocks, ecl: false, transfer: true, pairing: false, operator: true }
     };
     let meeting = |offered: Protocols<'_>, admitted: Protocols<'_>| {
         let (initiator, target) = (node(1), node(2));
@@ -151,14 +151,18 @@ fn a_transfer_is_a_protocol_of_its_own() {
         };
         (agreed(at_initiator), agreed(at_target))
     };
-    for (offered, agreed) in
-        [(Protocols::Transfer, (Protocol::Transfer, Scheme::EncryptAll)), (blocks(), (Protocol::Blocks, Scheme::Lazy))]
-    {
+    for (offered, agreed) in [
+        (Protocols::Transfer, (Protocol::Transfer, Scheme::EncryptAll)),
+        (Protocols::Operator, (Protocol::Operator, Scheme::EncryptAll)),
+        (blocks(), (Protocol::Blocks, Scheme::Lazy)),
+    ] {
         assert_eq!(meeting(offered, either()), (Ok(agreed), Ok(agreed)));
     }
     let none = || Err(HandshakeError::NoCommonScheme);
     for (offered, admitted) in [
         (Protocols::Transfer, blocks()),
+        (Protocols::Operator, blocks()),
+        (Protocols::Operator, Protocols::Transfer),
         (blocks(), Protocols::Transfer),
         (Protocols::Transfer, Protocols::Keys),
         (Protocols::Keys, either()),
@@ -172,7 +176,7 @@ fn a_transfer_is_a_protocol_of_its_own() {
 fn attack_pairing_opens_nothing_else_to_a_stranger() {
     assert_eq!(PAIRING_ALPN, b"strongroom-pairing/1");
     let blocks = Offer { schemes: &[Scheme::Lazy], suites: &[Suite::Aes256Gcm] };
-    let port = |pairing| Protocols::Port { blocks, ecl: true, transfer: true, pairing };
+    let port = |pairing| Protocols::Port { blocks, ecl: true, transfer: true, pairing, operator: true };
     let (stranger, target) = (node(1), node(2));
     let meeting = |offered: Protocols<'_>, admitted: Protocols<'_>| {
         let mut pair = Pair {
@@ -187,11 +191,12 @@ fn attack_pairing_opens_nothing_else_to_a_stranger() {
     assert_eq!(meeting(Protocols::Pairing, port(false)).unwrap_err(), HandshakeError::NoCommonScheme);
     // Offered beside something else, or something else alone: the key must be known.
     for offered in [
-        Protocols::Port { blocks, ecl: false, transfer: false, pairing: true },
-        Protocols::Port { blocks, ecl: true, transfer: true, pairing: true },
+        Protocols::Port { blocks, ecl: false, transfer: false, pairing: true, operator: false },
+        Protocols::Port { blocks, ecl: true, transfer: true, pairing: true, operator: true },
         Protocols::Blocks(blocks),
         Protocols::Ecl(blocks),
         Protocols::Transfer,
+        Protocols::Operator,
     ] {
         let refused = meeting(offered, port(true)).unwrap_err();
         assert_eq!(refused, HandshakeError::UnknownPeer { key: stranger.public() });
@@ -229,7 +234,7 @@ fn ecl_is_a_protocol_of_its_own() {
         let offer = Offer { schemes: &schemes, suites: &suites };
         let offered = if is_ecl { Protocols::Ecl(offer) } else { Protocols::Blocks(offer) };
         let blocks = Offer { schemes: Scheme::ALL, suites: &suites };
-        let admitted = Protocols::Port { blocks, ecl: has_ecl, transfer: true, pairing: false };
+        let admitted = Protocols::Port { blocks, ecl: has_ecl, transfer: true, pairing: false, operator: true };
         let (initiator, target) = (node(1), node(2));
         let mut pair = Pair {
             initiator: Handshake::initiator(&initiator, &[target.public()], offered).unwrap(),

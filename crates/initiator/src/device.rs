@@ -54,8 +54,8 @@ use crate::session::ecl::EclTransport;
 use crate::session::iscsi::IscsiTransport;
 use crate::session::transport::SessionTransport;
 use crate::{
-    AttachError, AttachOptions, DamagedReads, KeyStatus, Pipeline, RequestReport, Transport, UnitDescription,
-    WriteLosses,
+    AttachError, AttachOptions, DamagedReads, FenceReport, FenceRequest, KeyStatus, Pipeline, RequestReport, Transport,
+    UnitDescription, WriteLosses,
 };
 use bounds::Bounds;
 use driver::{Attached, Driver, Purpose};
@@ -68,7 +68,7 @@ use versions::Versions;
 pub use contents::VolumeContents;
 pub use driver::ConnectionStatus;
 pub use erase::Erased;
-pub use grow::Growth;
+pub use grow::{Growth, UnsealedGrowth, grow_and_seal, unsealed_part};
 pub use presealed::SealedWrite;
 pub use previous::PreviousReads;
 pub use recover::{RecoverError, Recovered};
@@ -115,6 +115,17 @@ pub fn writers(options: AttachOptions) -> Result<Vec<Writer>, AttachError> {
     let (attached, _, _, thread) = start(options, Purpose::AskWriters)?;
     let _ = thread.join();
     Ok(attached.writers)
+}
+
+/// Carries out a request about reservations: who is registered, fence a node, give up a key. The volume is not attached. With
+/// [`FenceRequest::Fence`] it is certain, once this returns, that no write of who was fenced takes effect any more.
+///
+/// # Errors
+/// As [`inquire`], and [`AttachError::Reservation`].
+pub fn fence(options: AttachOptions, request: FenceRequest) -> Result<FenceReport, AttachError> {
+    let (attached, _, _, thread) = start(options, Purpose::Fence(Arc::new(request)))?;
+    let _ = thread.join();
+    Ok(attached.report)
 }
 
 type Started = (Attached, Arc<Intake>, Arc<Mutex<ConnectionStatus>>, JoinHandle<()>);

@@ -3,7 +3,7 @@
 use strongroom_block::foreign;
 use strongroom_iscsi::LoginStatus;
 
-use crate::{KeySourceError, UnitMismatch, WriterConflict};
+use crate::{KeySourceError, ReservationError, UnitMismatch, WriterConflict};
 
 /// Why a volume could not be attached, or was given up after it had been.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +62,9 @@ pub enum AttachError {
     /// Others write to the volume, or use it where nobody else was to.
     #[error(transparent)]
     InUse(Box<WriterConflict>),
+    /// A reservation key could not be registered, or a node not be fenced.
+    #[error(transparent)]
+    Reservation(Box<ReservationError>),
     /// The key could not be had.
     #[error(transparent)]
     Key(#[from] KeySourceError),

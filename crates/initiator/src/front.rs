@@ -6,6 +6,7 @@ pub mod file_system;
 pub mod fuse;
 pub mod leftovers;
 pub mod loop_device;
+pub mod mount_options;
 pub mod mounts;
 pub mod nbd;
 mod umount_helper;

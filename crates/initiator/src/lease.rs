@@ -7,6 +7,8 @@ use std::time::Duration;
 use strongroom_block::foreign;
 use strongroom_scsi::vendor::lease::{LeaseMode, Standing, Writer, WriterRole};
 
+use crate::ReservationKey;
+
 /// How an attachment wants to have the volume for itself, at a target that keeps writer leases. One that is read-only asks for nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseOptions {
@@ -22,6 +24,8 @@ pub struct LeaseOptions {
     pub duration: Duration,
     /// Who we are, for people at another initiator: the host, the process, what it does.
     pub description: String,
+    /// The key by which this node of a cluster is registered at the volume while it is attached for writing, so that other nodes can fence it.
+    pub reservation_key: Option<ReservationKey>,
 }
 
 impl Default for LeaseOptions {
@@ -33,6 +37,7 @@ impl Default for LeaseOptions {
             sole: false,
             duration: Duration::from_secs(60),
             description: describe_process(""),
+            reservation_key: None,
         }
     }
 }

@@ -79,6 +79,7 @@ pub mod model;
 mod options;
 mod path;
 pub mod pipeline;
+mod reservation;
 pub mod safety;
 mod session;
 mod url;
@@ -86,7 +87,8 @@ mod url;
 pub use blocking::{discard_blocking, flush_blocking, read_blocking, write_blocking, write_part_blocking};
 pub use device::{
     ConnectionStatus, Erased, Growth, PreviousReads, RecoverError, Recovered, RemoteDevice, ResealProgress,
-    ResealReport, SealedWrite, VerifyProgress, VerifyReport, VolumeContents, inquire, writers,
+    ResealReport, SealedWrite, UnsealedGrowth, VerifyProgress, VerifyReport, VolumeContents, fence, grow_and_seal,
+    inquire, unsealed_part, writers,
 };
 pub use discover::{DiscoverOptions, DiscoveredTarget, discover};
 pub use error::AttachError;
@@ -108,6 +110,9 @@ pub use pipeline::losses::WriteLosses;
 pub use pipeline::meter::RequestReport;
 pub use pipeline::unit::{SealedUnit, UnitDescription};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
+pub use reservation::{
+    FenceReport, FenceRequest, Registrant, ReservationError, ReservationKey, ReservationKeyError, Victim,
+};
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;
 pub use strongroom_net::{BusyPoll, PollCounters};

@@ -8,5 +8,6 @@ pub(crate) mod iscsi;
 mod link;
 pub(crate) mod nexus;
 pub(crate) mod probe;
+pub(crate) mod reservation;
 pub(crate) mod transport;
 pub(crate) mod writer_lease;

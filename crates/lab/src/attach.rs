@@ -1,18 +1,23 @@
-//! `attach`: what a program feels on an attached volume. fio uses the file in FUSE with direct I/O, and a file in ext4 on `--mount`, in
-//! every scheme and of every release that takes part; our own client does the same I/O on the same target without FUSE, as the base line.
+//! `attach`: what a program feels on an attached volume. fio uses the file in FUSE with direct I/O, the volume by NBD, and a file in ext4 on
+//! `--mount`, in every scheme and of every release that takes part; our own client does the same I/O on the same target without a front end, as
+//! the base line. Beside NBD: what else serves volumes so (`rivals`).
 //!
 //! Absent: how volumes are attached (`attachment`), and what fio is told and says (`fio`).
 
+mod rivals;
 mod served;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+pub(crate) use rivals::QEMU_LUKS;
+pub use rivals::Rival;
 pub use served::{AttachArguments, ServeOptions, ServedVolumes, Way};
 
-use crate::attachment;
+use crate::attachment::{self, Attachment};
 use crate::cell::{CellKey, CpuCost, ProgramAccess, Throughput};
 use crate::cpu::{Placement, ThreadTimes};
-use crate::fio::{FioJob, FioLength};
+use crate::fio::{FioJob, FioLength, FioVolume};
 use crate::programs::is_installed;
 use crate::rawio::{self, RawioPlan, settle_processes};
 use crate::schedule::{Watch, interleaved, measure_all, pause};
@@ -31,12 +36,14 @@ const WINDOW_SHARE: f64 = 0.8;
 /// A file is gone through so often at most in one measurement.
 const PASSES_MAX: u32 = 100;
 
-/// On the file, by direct I/O: pattern, bytes of an I/O, I/Os in flight.
-const FILE_POINTS: [(Pattern, u64, u32); 6] = [
+/// On the file, by direct I/O, and by NBD: pattern, bytes of an I/O, I/Os in flight.
+const FILE_POINTS: [(Pattern, u64, u32); 8] = [
     (Pattern::RandRead, 4 << 10, 1),
     (Pattern::RandWrite, 4 << 10, 1),
     (Pattern::RandRead, 4 << 10, 16),
     (Pattern::RandWrite, 4 << 10, 16),
+    (Pattern::SeqRead, 64 << 10, 16),
+    (Pattern::SeqWrite, 64 << 10, 16),
     (Pattern::SeqRead, 1 << 20, 4),
     (Pattern::SeqWrite, 1 << 20, 4),
 ];
@@ -53,7 +60,7 @@ pub struct AttachPlan {
     pub time: Duration,
     /// How long I/O runs before it.
     pub warm_up: Duration,
-    /// By which ways programs reach volumes: [`Way::File`], [`Way::Ext4`].
+    /// By which ways programs reach volumes: [`Way::File`], [`Way::Nbd`], [`Way::Ext4`].
     pub ways: Vec<Way>,
     /// What programs do.
     pub patterns: Vec<Pattern>,
@@ -72,15 +79,27 @@ pub fn check(ways: &[Way]) -> Result<(), BenchError> {
             return Err(BenchError::Asked(problem));
         }
     }
+    if ways.contains(&Way::Nbd) {
+        rivals::check()?;
+    }
     attachment::check("this experiment", ways.contains(&Way::Ext4))
 }
 
-/// How one measurement reaches a volume: of which target, by which way, and with the how manyth arguments it is attached.
+/// How one measurement reaches a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Route {
-    served: usize,
-    way: Way,
-    attachment: usize,
+enum Route {
+    /// A volume of ours: of which target, by which way, and with the how manyth arguments it is attached.
+    Ours { served: usize, way: Way, attachment: usize },
+    /// The how manyth rival's.
+    Rival(usize),
+}
+
+/// All that is measured.
+pub struct Contenders {
+    /// Ours.
+    pub served: Vec<ServedVolumes>,
+    /// Others, by NBD.
+    pub rivals: Vec<Rival>,
 }
 
 /// One measurement.
@@ -94,9 +113,9 @@ struct AttachStep {
 ///
 /// # Errors
 /// [`BenchError::Stopped`], or what the watcher says.
-pub fn run(plan: &AttachPlan, served: &mut [ServedVolumes], watch: &mut dyn Watch) -> Result<(), BenchError> {
-    let steps = steps(plan, served);
-    let names: Vec<String> = steps.iter().map(|step| step.empty_cell(served).key.contender).collect();
+pub fn run(plan: &AttachPlan, all: &mut Contenders, watch: &mut dyn Watch) -> Result<(), BenchError> {
+    let steps = steps(plan, all);
+    let names: Vec<String> = steps.iter().map(|step| step.empty_cell(all).key.contender).collect();
     let order: Vec<usize> = (0..steps.len()).collect();
     let name = |at: &usize| {
         let Point { pattern, size, depth, .. } = steps[*at].point;
@@ -109,10 +128,10 @@ pub fn run(plan: &AttachPlan, served: &mut [ServedVolumes], watch: &mut dyn Watc
         |_| 1.0,
         |at, watch| {
             let step = &steps[*at];
-            let pids: Vec<u32> = served.iter().flat_map(ServedVolumes::target_pids).collect();
+            let pids: Vec<u32> = all.served.iter().flat_map(ServedVolumes::target_pids).collect();
             settle_processes(&pids, watch)?;
-            let empty = step.empty_cell(served);
-            match step.measure(plan, &mut served[step.route.served], empty.clone(), watch) {
+            let empty = step.empty_cell(all);
+            match step.measure(plan, all, empty.clone(), watch) {
                 Ok(cell) => Ok(cell),
                 Err(BenchError::Stopped) => Err(BenchError::Stopped),
                 Err(error) => Ok(empty.failed(error)),
@@ -121,54 +140,48 @@ pub fn run(plan: &AttachPlan, served: &mut [ServedVolumes], watch: &mut dyn Watc
     )
 }
 
-/// All measurements in order: what is done with the file, then what is done in ext4.
-fn steps(plan: &AttachPlan, served: &[ServedVolumes]) -> Vec<AttachStep> {
+/// All measurements in order: what is done with whole volumes, then what is done in ext4.
+fn steps(plan: &AttachPlan, all: &Contenders) -> Vec<AttachStep> {
     let mut steps = Vec::new();
-    for way in &plan.ways {
-        let (points, ways): (&[_], &[Way]) = match way {
-            Way::Ext4 => (&EXT4_POINTS, &[Way::Ext4]),
-            Way::Client | Way::File => (&FILE_POINTS, &[Way::Client, Way::File]),
-        };
-        let points: Vec<_> = points.iter().filter(|(pattern, ..)| plan.patterns.contains(pattern)).collect();
-        let mut routes = Vec::new();
-        for (at, served) in served.iter().enumerate() {
-            for way in ways {
-                // The client is one process, however volumes are attached beside it.
-                let attachments = if *way == Way::Client { 1 } else { served.attachments() };
-                routes.extend((0..attachments).map(|attachment| Route { served: at, way: *way, attachment }));
-            }
+    let by_volume: Vec<Way> = plan.ways.iter().copied().filter(|way| *way != Way::Ext4).collect();
+    if !by_volume.is_empty() {
+        let ways = [&[Way::Client][..], &by_volume].concat();
+        let mut routes = routes(&ways, &all.served);
+        if by_volume.contains(&Way::Nbd) {
+            routes.extend((0..all.rivals.len()).map(Route::Rival));
         }
-        for step in interleaved(points.len(), routes.len(), plan.runs) {
-            let &(pattern, size, depth) = points[step.point];
-            let point = Point { pattern, size, depth, initiators: 1 };
-            steps.push(AttachStep { route: routes[step.contender], point, run: step.run });
-        }
+        add_steps(&mut steps, plan, &FILE_POINTS, &routes);
+    }
+    if plan.ways.contains(&Way::Ext4) {
+        add_steps(&mut steps, plan, &EXT4_POINTS, &routes(&[Way::Ext4], &all.served));
     }
     steps
 }
 
-impl AttachStep {
-    fn empty_cell(&self, served: &[ServedVolumes]) -> Cell {
-        let served = &served[self.route.served];
-        let identity = served.ours.identity();
-        let attached_with = match self.route.way {
-            Way::Client => "",
-            Way::File | Way::Ext4 => served.attached_with(self.route.attachment),
-        };
-        let words = [identity.contender.as_str(), &served.release, attached_with];
-        let mut contender = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
-        if self.route.way == Way::Client {
-            contender += ", without FUSE";
+fn routes(ways: &[Way], served: &[ServedVolumes]) -> Vec<Route> {
+    let mut routes = Vec::new();
+    for (at, served) in served.iter().enumerate() {
+        for &way in ways {
+            // The client is one process, however volumes are attached beside it.
+            let attachments = if way == Way::Client { 1 } else { served.attachments() };
+            routes.extend((0..attachments).map(|attachment| Route::Ours { served: at, way, attachment }));
         }
-        let bench = if self.route.way == Way::Ext4 { BENCH_EXT4 } else { BENCH_FILE };
+    }
+    routes
+}
+
+fn add_steps(steps: &mut Vec<AttachStep>, plan: &AttachPlan, points: &[(Pattern, u64, u32)], routes: &[Route]) {
+    let points: Vec<_> = points.iter().filter(|(pattern, ..)| plan.patterns.contains(pattern)).collect();
+    for step in interleaved(points.len(), routes.len(), plan.runs) {
+        let &(pattern, size, depth) = points[step.point];
+        let point = Point { pattern, size, depth, initiators: 1 };
+        steps.push(AttachStep { route: routes[step.contender], point, run: step.run });
+    }
+}
+
+impl AttachStep {
+    fn empty_cell(&self, all: &Contenders) -> Cell {
         let key = CellKey {
-            bench: bench.into(),
-            contender,
-            scheme: identity.scheme.clone(),
-            suite: served.suite(),
-            row: identity.row.clone(),
-            process: identity.process.clone(),
-            medium: identity.medium.clone(),
             pattern: self.point.pattern.name().into(),
             size: self.point.size,
             depth: self.point.depth,
@@ -176,46 +189,116 @@ impl AttachStep {
             run: self.run,
             ..CellKey::default()
         };
-        let access = ProgramAccess {
-            way: self.route.way.name().into(),
-            release: served.release.clone(),
-            attached_with: attached_with.into(),
-        };
-        Cell { access, ..Cell::empty(key) }
+        match self.route {
+            Route::Ours { served, way, attachment } => our_cell(&all.served[served], way, attachment, key),
+            Route::Rival(at) => {
+                let (contender, scheme, suite) = all.rivals[at].names();
+                let key = CellKey {
+                    bench: BENCH_FILE.into(),
+                    contender: contender.into(),
+                    scheme: scheme.into(),
+                    suite: suite.into(),
+                    medium: "memory".into(),
+                    ..key
+                };
+                let access = ProgramAccess { way: Way::Nbd.name().into(), ..ProgramAccess::default() };
+                Cell { access, ..Cell::empty(key) }
+            }
+        }
     }
 
     fn measure(
         &self,
         plan: &AttachPlan,
-        served: &mut ServedVolumes,
+        all: &mut Contenders,
         cell: Cell,
         watch: &dyn Watch,
     ) -> Result<Cell, BenchError> {
-        let Route { way, attachment, .. } = self.route;
+        let (served, way, attachment) = match self.route {
+            Route::Ours { served, way, attachment } => (&mut all.served[served], way, attachment),
+            Route::Rival(at) => return self.measure_rival(plan, &all.rivals[at], cell, watch),
+        };
         if way == Way::Client {
             return rawio::measure(&client_plan(plan, self.point), &mut served.ours, self.point, cell, watch);
         }
-        let (file, file_bytes) = served.program_file(way, attachment)?;
+        let (volume, volume_bytes) = served.program_volume(way, attachment)?;
         let is_buffered = way == Way::Ext4 && !self.point.pattern.is_random();
+        let job = self.job(plan, volume, volume_bytes, is_buffered);
+        let target = served.target_pids();
+        let attachment = served.attachment(way, attachment)?;
+        if is_buffered {
+            return measure_passes(plan, &target, attachment, &job, cell, watch);
+        }
+        if way == Way::Ext4 {
+            attachment.sync()?;
+        }
+        let beside = Beside { target, initiator: attachment.pids(), directory: attachment.directory().to_owned() };
+        measure_timed(plan, &beside, &job, cell, watch)
+    }
+
+    fn measure_rival(
+        &self,
+        plan: &AttachPlan,
+        rival: &Rival,
+        cell: Cell,
+        watch: &dyn Watch,
+    ) -> Result<Cell, BenchError> {
+        let (target, initiator) = rival.pids();
+        let beside = Beside { target, initiator, directory: rival.directory().to_owned() };
+        measure_timed(plan, &beside, &self.job(plan, rival.volume(), rival.bytes(), false), cell, watch)
+    }
+
+    fn job(&self, plan: &AttachPlan, volume: FioVolume, volume_bytes: u64, is_buffered: bool) -> FioJob {
         let length = match is_buffered {
             true => FioLength::WholeFile,
             false => FioLength::Timed { warm_up: plan.warm_up + FIO_STARTS_WITHIN, time: plan.time },
         };
-        let job = FioJob {
-            file,
-            file_bytes,
+        FioJob {
+            volume,
+            volume_bytes,
             pattern: self.point.pattern,
             size: self.point.size,
             depth: self.point.depth,
             is_direct: !is_buffered,
             length,
             seed: u64::from(self.run) + 1,
-        };
-        if is_buffered {
-            return measure_passes(plan, served, self.route, &job, cell, watch);
         }
-        measure_timed(plan, served, self.route, &job, cell, watch)
     }
+}
+
+fn our_cell(served: &ServedVolumes, way: Way, attachment: usize, key: CellKey) -> Cell {
+    let identity = served.ours.identity();
+    let attached_with = match way {
+        Way::Client => "",
+        Way::File | Way::Nbd | Way::Ext4 => served.attached_with(attachment),
+    };
+    let words = [identity.contender.as_str(), &served.release, attached_with];
+    let mut contender = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+    match way {
+        Way::Client => contender += ", without FUSE",
+        Way::Nbd => contender += ", NBD",
+        Way::File | Way::Ext4 => {}
+    }
+    let key = CellKey {
+        bench: if way == Way::Ext4 { BENCH_EXT4 } else { BENCH_FILE }.into(),
+        contender,
+        scheme: identity.scheme.clone(),
+        suite: served.suite(),
+        row: identity.row.clone(),
+        process: identity.process.clone(),
+        medium: identity.medium.clone(),
+        ..key
+    };
+    let access =
+        ProgramAccess { way: way.name().into(), release: served.release.clone(), attached_with: attached_with.into() };
+    Cell { access, ..Cell::empty(key) }
+}
+
+/// The processes whose time is taken while fio runs, and where its log is.
+struct Beside {
+    target: Vec<u32>,
+    initiator: Vec<u32>,
+    directory: PathBuf,
 }
 
 /// The same I/O by our own client.
@@ -239,25 +322,19 @@ fn client_plan(plan: &AttachPlan, point: Point) -> RawioPlan {
 /// Direct I/O for a while. CPU time is that of most of the time that counts.
 fn measure_timed(
     plan: &AttachPlan,
-    served: &mut ServedVolumes,
-    route: Route,
+    beside: &Beside,
     job: &FioJob,
     mut cell: Cell,
     watch: &dyn Watch,
 ) -> Result<Cell, BenchError> {
-    let target = served.target_pids();
-    let attachment = served.attachment(route.way, route.attachment)?;
-    if route.way == Way::Ext4 {
-        attachment.sync()?;
-    }
-    let initiator = attachment.pids();
-    let fio = job.start(&plan.placement.initiators, attachment.directory())?;
+    let Beside { target, initiator, directory } = beside;
+    let fio = job.start(&plan.placement.initiators, directory)?;
     pause(plan.warm_up + FIO_STARTS_WITHIN, watch)?;
-    let threads = ThreadTimes::now(&initiator);
-    let window = Window::open(&target, &initiator, Some(&plan.placement))?;
+    let threads = ThreadTimes::now(initiator);
+    let window = Window::open(target, initiator, Some(&plan.placement))?;
     pause(plan.time.mul_f64(WINDOW_SHARE), watch)?;
     let used = window.close()?;
-    let busiest = ThreadTimes::now(&initiator).busiest_since(&threads);
+    let busiest = ThreadTimes::now(initiator).busiest_since(&threads);
     let outcome = fio.finish(watch)?;
     cell.cpu = CpuCost::new(&used, &outcome.throughput);
     if let Some((name, share)) = busiest {
@@ -271,20 +348,19 @@ fn measure_timed(
 /// time has passed in it. Single I/Os are copies from and to the page cache: how long they take says nothing.
 fn measure_passes(
     plan: &AttachPlan,
-    served: &mut ServedVolumes,
-    route: Route,
+    target: &[u32],
+    attachment: &mut Attachment,
     job: &FioJob,
     mut cell: Cell,
     watch: &dyn Watch,
 ) -> Result<Cell, BenchError> {
-    let target = served.target_pids();
     let (mut ios, mut bytes, mut elapsed_s) = (0, 0, 0.0);
     let mut total = Used::default();
     for _ in 0..PASSES_MAX {
-        let attachment = served.attachment(route.way, route.attachment)?;
+        attachment.check_alive()?;
         attachment.sync()?;
         let initiator = attachment.pids();
-        let window = Window::open(&target, &initiator, None)?;
+        let window = Window::open(target, &initiator, None)?;
         let outcome = job.start(&plan.placement.initiators, attachment.directory())?.finish(watch)?;
         let used = window.close()?;
         // While fio starts and ends both ends rest.
@@ -317,7 +393,7 @@ mod tests {
             assert!(error.contains("NAME=ARGUMENTS"), "{error}");
         }
         assert_eq!("ext4".parse::<Way>().unwrap(), Way::Ext4);
-        assert!("client".parse::<Way>().unwrap_err().to_string().contains("file and ext4"));
+        assert!("client".parse::<Way>().unwrap_err().to_string().contains("file, nbd and ext4"));
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! A volume that the product attaches as a person would do it, as a file in FUSE and if wanted with ext4 on it mounted, until dropped.
+//! A volume that the product attaches as a person would do it, as a file in FUSE, if wanted with ext4 on it mounted, or at an NBD socket, until
+//! dropped.
 //!
 //! Absent: the target and its volumes (`Ours`), and what uses the file or the file system.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -55,12 +57,23 @@ pub(crate) struct AttachmentOptions {
     pub(crate) cpus: Vec<usize>,
 }
 
+/// How an attachment is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// `attach`.
+    File,
+    /// `attach --mount`.
+    Mounted,
+    /// `nbd serve`.
+    Nbd,
+}
+
 /// An attached volume. Fields in the order in which they have to go.
 #[derive(Debug)]
 pub(crate) struct Attachment {
     process: Background,
     _mount_points: [MountPoint; 2],
-    file: PathBuf,
+    path: PathBuf,
     options: AttachmentOptions,
 }
 
@@ -82,7 +95,16 @@ impl Attachment {
     /// If any of it fails, with what was said.
     pub(crate) fn file(options: AttachmentOptions) -> Result<Attachment, BenchError> {
         options.format()?;
-        Attachment::start(options, false)
+        Attachment::start(options, Form::File)
+    }
+
+    /// Formats the volume, and serves it by NBD at a Unix socket.
+    ///
+    /// # Errors
+    /// If any of it fails, with what was said.
+    pub(crate) fn nbd(options: AttachmentOptions) -> Result<Attachment, BenchError> {
+        options.format()?;
+        Attachment::start(options, Form::Nbd)
     }
 
     /// Formats the volume, makes ext4 on it, and mounts that. The volume has blocks of [`FURTHER_BLOCK_BYTES`], as ext4 then has.
@@ -91,24 +113,28 @@ impl Attachment {
     /// If any of it fails, with what was said.
     pub(crate) fn ext4(options: AttachmentOptions) -> Result<Attachment, BenchError> {
         options.format()?;
-        let attached = Attachment::start(options, false)?;
+        let attached = Attachment::start(options, Form::File)?;
         let mut make = program("mkfs.ext4", &[]);
         // Nothing is left for the kernel to initialise while we measure.
         make.args(["-q", "-b", &FURTHER_BLOCK_BYTES.to_string(), "-E", "lazy_itable_init=0,lazy_journal_init=0"]);
-        make.arg(&attached.file);
+        make.arg(&attached.path);
         run(make)?;
         let options = attached.options.clone();
         drop(attached);
-        Attachment::start(options, true)
+        Attachment::start(options, Form::Mounted)
     }
 
-    fn start(options: AttachmentOptions, mount: bool) -> Result<Attachment, BenchError> {
+    fn start(options: AttachmentOptions, form: Form) -> Result<Attachment, BenchError> {
         let name = options.settings.url.parse::<VolumeUrl>().map_err(|error| BenchError::Asked(error.to_string()))?;
         let (file_at, mounted_at) = (options.directory.join("attached"), options.directory.join("mounted"));
         let mount_points = [MountPoint(mounted_at.clone()), MountPoint(file_at.clone())];
-        let mut command = options.command(&["attach"]);
-        command.args(["--foreground", "--to"]).arg(&file_at);
-        if mount {
+        let socket = options.directory.join("nbd.sock");
+        let mut command = options.command(if form == Form::Nbd { &["nbd", "serve"] } else { &["attach"] });
+        match form {
+            Form::Nbd => command.arg("--socket").arg(&socket),
+            Form::File | Form::Mounted => command.args(["--foreground", "--to"]).arg(&file_at),
+        };
+        if form == Form::Mounted {
             command.arg("--mount").arg(&mounted_at);
         }
         if options.settings.connections > 1 {
@@ -119,14 +145,21 @@ impl Attachment {
         }
         command.args(&options.arguments);
         let mut process = Background::start("attach", command, &options.cpus, &options.directory)?;
-        let wanted = if mount { &mounted_at } else { &file_at };
-        process.wait_until(READY_TIMEOUT, |_| is_mounted(wanted).then_some(()))?;
-        Ok(Attachment { process, _mount_points: mount_points, file: file_at.join(name.file_name()), options })
+        process.wait_until(READY_TIMEOUT, |_| {
+            let is_there = match form {
+                Form::File => is_mounted(&file_at),
+                Form::Mounted => is_mounted(&mounted_at),
+                Form::Nbd => UnixStream::connect(&socket).is_ok(),
+            };
+            is_there.then_some(())
+        })?;
+        let path = if form == Form::Nbd { socket } else { file_at.join(name.file_name()) };
+        Ok(Attachment { process, _mount_points: mount_points, path, options })
     }
 
-    /// The volume as a file.
-    pub(crate) fn file_path(&self) -> &Path {
-        &self.file
+    /// The volume as a file, or the socket of its NBD server.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Where its file system is mounted, if it is.

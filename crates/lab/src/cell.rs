@@ -124,7 +124,7 @@ pub struct LinkConditions {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProgramAccess {
-    /// `file` (in FUSE), `ext4` (by `--mount`), or `client`: our own initiator, without FUSE.
+    /// `file` (in FUSE), `nbd` (at a socket), `ext4` (by `--mount`), or `client`: our own initiator, without FUSE.
     #[serde(rename = "access", skip_serializing_if = "String::is_empty")]
     pub way: String,
     /// Which of several releases of the product served and attached.

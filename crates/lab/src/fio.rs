@@ -35,13 +35,25 @@ pub(crate) enum FioLength {
     WholeFile,
 }
 
-/// One job: I/Os of one kind on one file.
+/// What fio uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FioVolume {
+    /// A file.
+    File(PathBuf),
+    /// The default export of the NBD server at a Unix socket.
+    Nbd {
+        /// The socket.
+        socket: PathBuf,
+    },
+}
+
+/// One job: I/Os of one kind on one volume.
 #[derive(Clone, Debug)]
 pub(crate) struct FioJob {
-    /// The file.
-    pub(crate) file: PathBuf,
+    /// The volume.
+    pub(crate) volume: FioVolume,
     /// Its bytes, from the beginning, that are used.
-    pub(crate) file_bytes: u64,
+    pub(crate) volume_bytes: u64,
     pub(crate) pattern: Pattern,
     /// Bytes of one I/O.
     pub(crate) size: u64,
@@ -103,15 +115,27 @@ impl FioJob {
             Pattern::RandWrite => "randwrite",
         };
         command.arg("--output-format=json").arg(format!("--output={}", output.display()));
-        command.arg("--name=program").arg(format!("--filename={}", self.file.display()));
-        command.args([format!("--rw={pattern}"), format!("--bs={}", self.size), format!("--size={}", self.file_bytes)]);
+        command.arg("--name=program");
+        let depth = format!("--iodepth={}", self.depth);
+        // An engine's own options are known behind it alone.
+        match (&self.volume, self.is_direct) {
+            (FioVolume::Nbd { socket }, _) => {
+                command.args(["--ioengine=nbd", &depth]);
+                command.arg(format!("--uri=nbd+unix:///?socket={}", socket.display()));
+            }
+            (FioVolume::File(file), is_direct) => {
+                match is_direct {
+                    true => command.args(["--direct=1", "--ioengine=libaio", &depth]),
+                    false => command.args(["--direct=0", "--ioengine=psync"]),
+                };
+                command.arg(format!("--filename={}", file.display()));
+            }
+        }
+        command.args([format!("--rw={pattern}"), format!("--bs={}", self.size)]);
+        command.arg(format!("--size={}", self.volume_bytes));
         command.arg(format!("--randseed={}", self.seed % SEED_MAX)).args(["--norandommap", "--thread"]);
         // Latencies from the call on, not from when the kernel has taken it; and nothing of the file in the page cache.
         command.args(["--lat_percentiles=1", "--clat_percentiles=0", "--percentile_list=50:99:99.9", "--invalidate=1"]);
-        match self.is_direct {
-            true => command.args(["--direct=1", "--ioengine=libaio", &format!("--iodepth={}", self.depth)]),
-            false => command.args(["--direct=0", "--ioengine=psync"]),
-        };
         match self.length {
             FioLength::Timed { warm_up, time } => {
                 command.arg("--time_based").arg(format!("--runtime={}ms", time.as_millis()));
@@ -177,8 +201,8 @@ mod tests {
 
     fn job() -> FioJob {
         FioJob {
-            file: "/run/vault/vault".into(),
-            file_bytes: 1 << 20,
+            volume: FioVolume::File("/run/vault/vault".into()),
+            volume_bytes: 1 << 20,
             pattern: Pattern::RandRead,
             size: 4096,
             depth: 16,
@@ -206,6 +230,15 @@ mod tests {
             assert!(buffered.iter().any(|has| has == word), "{word} in {buffered:?}");
         }
         assert!(!buffered.iter().any(|word| word.contains("iodepth") || word.contains("runtime")), "{buffered:?}");
+    }
+
+    #[test]
+    fn nbd_servers_are_used_by_their_sockets() {
+        let said = words(&FioJob { volume: FioVolume::Nbd { socket: "/run/a.sock".into() }, ..job() });
+        for word in ["--uri=nbd+unix:///?socket=/run/a.sock", "--ioengine=nbd", "--iodepth=16", "--size=1048576"] {
+            assert!(said.iter().any(|has| has == word), "{word} in {said:?}");
+        }
+        assert!(!said.iter().any(|word| word.contains("filename") || word.contains("direct")), "{said:?}");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod wireguard;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 pub use custom::CustomPeer;
 pub use options::PeerOptions;
@@ -28,7 +29,7 @@ pub use serve::Backing;
 
 use strongroom_initiator::DEFAULT_BASE_IQN;
 
-use self::serve::{Request, Served, free_address};
+use self::serve::{Protocol, Request, Served, free_address};
 use self::stock::StockInitiators;
 use crate::engine::Engine;
 use crate::programs::is_installed;
@@ -222,6 +223,16 @@ impl Peer {
             volumes.insert(block_bytes, (initiators, served));
         }
         Ok(Peer { identity, volumes })
+    }
+}
+
+impl Peer {
+    /// Where its NBD server listens, if it has one.
+    pub(crate) fn nbd_socket(&self) -> Option<&Path> {
+        self.volumes.values().find_map(|(_, served)| match served.protocol {
+            Protocol::Nbd { .. } => Some(Path::new(&served.portal)),
+            Protocol::Iscsi { .. } => None,
+        })
     }
 }
 

@@ -15,7 +15,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::{BenchError, cpu};
 
 /// How long a process may take to stop before it is killed.
-const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often it is asked: an attachment stays while a program has its file open, and does not try again by itself.
+const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How often to look.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How much of a log to show, in lines.
@@ -196,9 +198,13 @@ pub(crate) fn end(child: &mut Child) {
     if matches!(child.try_wait(), Ok(Some(_))) {
         return;
     }
-    signal(Signal::TERM);
     let begun = Instant::now();
+    let mut asked = 0;
     while !matches!(child.try_wait(), Ok(Some(_))) {
+        if begun.elapsed() >= ASK_EVERY * asked {
+            signal(Signal::TERM);
+            asked += 1;
+        }
         if begun.elapsed() > STOP_TIMEOUT {
             signal(Signal::KILL);
             let _ = child.wait();
@@ -251,6 +257,19 @@ mod tests {
         sleeper.wait_until(Duration::from_secs(10), |it| it.log().contains("ready").then_some(())).unwrap();
         let begun = Instant::now();
         drop(sleeper);
+        assert!(begun.elapsed() < STOP_TIMEOUT / 2, "it had to be killed");
+    }
+
+    /// As an attachment does whose file is open.
+    #[test]
+    fn one_that_refuses_at_first_is_asked_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let script =
+            "trap 'asked=$((asked + 1)); [ $asked -lt 2 ] || exit' TERM; echo ready; while :; do sleep 0.05; done";
+        let mut attachment = Background::start("attachment", shell(script), &[], dir.path()).unwrap();
+        attachment.wait_until(Duration::from_secs(10), |it| it.log().contains("ready").then_some(())).unwrap();
+        let begun = Instant::now();
+        drop(attachment);
         assert!(begun.elapsed() < STOP_TIMEOUT / 2, "it had to be killed");
     }
 

@@ -15,15 +15,13 @@ mod runtime;
 mod udp;
 
 pub use error::{NetError, StreamFailure};
-pub use link::PAIRING_MESSAGE_BYTES_MAX;
 #[doc(hidden)]
 pub use link::fuzz_link;
 pub use link::{
-    Admission, ECL_MESSAGE_BYTES_MAX, EclLogins, Link, LinkEnd, LinkEvent, LinkOptions, PairingChannel, Pairings,
-    TransferChannel, Transfers,
+    Admission, DetachedChannel, ECL_MESSAGE_BYTES_MAX, Link, LinkEnd, LinkEvent, LinkOptions, LinkPacket, LinkPurpose,
+    OPERATOR_MESSAGE_BYTES_MAX, PAIRING_MESSAGE_BYTES_MAX, ProtocolUse, TRANSFER_MESSAGE_BYTES_MAX,
+    TRANSFER_PIECE_BYTES_MAX,
 };
-pub use link::{LinkPacket, LinkPurpose};
-pub use link::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX};
 pub use runtime::{
     BusyPoll, BusyPollError, BusyPoller, DatagramId, DetachedStream, Event, Flavour, FlavourChoice, Listener,
     ListenerId, Look, PathInfo, PollCounters, Runtime, RuntimeCounters, RuntimeOptions, SendState, StreamId,

@@ -14,15 +14,14 @@
 //! [`Link::send_pdu`], send what [`Link::poll_transmit`] has, look at [`Link::poll_timeout`]. After
 //! [`LinkEvent::Ended`] send what is left and close the stream.
 
+mod detached;
 mod ecl;
 mod end;
 mod fuzz;
 mod options;
 mod packets;
-mod pairing;
 #[cfg(test)]
 mod tests;
-mod transfer;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -31,19 +30,21 @@ use std::time::Instant;
 
 use strongroom_block::{Buffer, Suite};
 use strongroom_channel::{Channel, ChannelKeys, FrameKind, Role, Scheme};
-use strongroom_handshake::{Handshake, HandshakeError, NodeKey, PairingBinding, PeerPolicy, PublicKey};
+use strongroom_handshake::{Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
 use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::{Digests, Pdu, PlainFramer};
 use zeroize::Zeroize as _;
 
-pub use self::ecl::{ECL_MESSAGE_BYTES_MAX, EclLogins};
+pub use self::detached::{
+    DetachedChannel, OPERATOR_MESSAGE_BYTES_MAX, PAIRING_MESSAGE_BYTES_MAX, ProtocolUse, TRANSFER_MESSAGE_BYTES_MAX,
+    TRANSFER_PIECE_BYTES_MAX,
+};
+pub use self::ecl::ECL_MESSAGE_BYTES_MAX;
 pub use self::end::LinkEnd;
 #[doc(hidden)]
 pub use self::fuzz::fuzz_link;
 pub use self::options::{LinkOptions, LinkPurpose};
 pub use self::packets::LinkPacket;
-pub use self::pairing::{PAIRING_MESSAGE_BYTES_MAX, PairingChannel, Pairings};
-pub use self::transfer::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX, TransferChannel, Transfers};
 
 /// First byte of a TLS ClientHello's record.
 const TLS_HANDSHAKE_RECORD: u8 = 0x16;
@@ -99,10 +100,8 @@ enum LinkState {
     /// An initiator whose handshake is done and whose target may still refuse, in TLS, until its first frame begins.
     Confirming(Box<Confirming>),
     Channel(Box<Channel>),
-    /// The same for a transfer, until [`Link::into_transfer`].
-    Transfer(Box<Channel>),
-    /// The same for an invitation that is taken up, until [`Link::into_pairing`].
-    Pairing(Box<Channel>, PairingBinding),
+    /// The same for a transfer, a pairing or an operator, until [`Link::into_detached`].
+    Detachable(detached::Detachable),
     /// The same for the login of an ECL association, which has messages instead of PDUs, and perhaps packets behind them.
     Ecl(Box<ecl::EclChannel>),
     Ended,
@@ -237,8 +236,7 @@ impl Link {
     /// What both ends agreed to use it for. Before the end of the handshake, and without one: [`LinkPurpose::Blocks`].
     pub fn purpose(&self) -> LinkPurpose {
         match self.state {
-            LinkState::Transfer(_) => LinkPurpose::Transfer,
-            LinkState::Pairing(..) => LinkPurpose::Pairing,
+            LinkState::Detachable(ref detachable) => detachable.purpose,
             LinkState::Ecl(_) => LinkPurpose::Ecl,
             _ => LinkPurpose::Blocks,
         }
@@ -278,9 +276,8 @@ impl Link {
             LinkState::Plain(_) => LinkEnd::Truncated,
             LinkState::Handshaking(handshake, _) => handshake.handle_eof().into(),
             LinkState::Confirming(confirming) => confirming.handshake.handle_eof().into(),
-            LinkState::Channel(channel) | LinkState::Transfer(channel) | LinkState::Pairing(channel, _) => {
-                end::of_stream(channel)
-            }
+            LinkState::Channel(channel) => end::of_stream(channel),
+            LinkState::Detachable(detachable) => end::of_stream(&mut detachable.channel),
             LinkState::Ecl(ecl) => ecl.end_of_stream(),
             LinkState::Ended => return,
         };
@@ -383,9 +380,8 @@ impl Link {
             return;
         }
         match &mut self.state {
-            LinkState::Channel(channel) | LinkState::Transfer(channel) | LinkState::Pairing(channel, _) => {
-                channel.close(&mut self.out);
-            }
+            LinkState::Channel(channel) => channel.close(&mut self.out),
+            LinkState::Detachable(detachable) => detachable.channel.close(&mut self.out),
             LinkState::Ecl(ecl) => ecl.close(&mut self.out),
             _ => {}
         }
@@ -455,7 +451,7 @@ impl Link {
                 Ok(taken)
             }
             LinkState::Ecl(ecl) => ecl.handle_input(bytes, &mut self.events, &mut self.out),
-            LinkState::Transfer(_) | LinkState::Pairing(..) => unreachable!("what comes is held"),
+            LinkState::Detachable(_) => unreachable!("what comes is held"),
             LinkState::Ended => Ok(bytes.len()),
         }
     }
@@ -501,7 +497,7 @@ impl Link {
             ecl: finished.ecl,
             pairing: finished.pairing,
         };
-        let limits = agreement.limits(self.options.channel);
+        let limits = detached::limits(agreement.protocol, self.options.channel);
         let counters = Arc::clone(&self.options.counters);
         if role == Role::Initiator {
             let channel = Channel::initiator(finished.keys, limits, counters);
@@ -556,8 +552,7 @@ impl LinkState {
             LinkState::Handshaking(..) => "handshaking",
             LinkState::Confirming(..) => "awaiting confirmation",
             LinkState::Channel(_) => "channel",
-            LinkState::Transfer(_) => "channel of a transfer",
-            LinkState::Pairing(..) => "channel of an invitation",
+            LinkState::Detachable(_) => "channel without sessions",
             LinkState::Ecl(_) => "channel of an ECL login",
             LinkState::Ended => "ended",
         }

@@ -142,6 +142,23 @@ pub fn release_6() -> Cdb {
     with_opcode(op::RELEASE_6)
 }
 
+/// PERSISTENT RESERVE IN.
+pub const fn persistent_reserve_in(service_action: u8, allocation_len: u16) -> Cdb {
+    let mut cdb = with_opcode(op::PERSISTENT_RESERVE_IN);
+    cdb[1] = service_action;
+    [cdb[7], cdb[8]] = allocation_len.to_be_bytes();
+    cdb
+}
+
+/// PERSISTENT RESERVE OUT of the whole unit; the list is made by [`crate::persistent::parameters::ReserveOutList`].
+pub const fn persistent_reserve_out(service_action: u8, kind: u8, parameter_list_len: u32) -> Cdb {
+    let mut cdb = with_opcode(op::PERSISTENT_RESERVE_OUT);
+    cdb[1] = service_action;
+    cdb[2] = kind;
+    [cdb[5], cdb[6], cdb[7], cdb[8]] = parameter_list_len.to_be_bytes();
+    cdb
+}
+
 /// REPORT SUPPORTED OPERATION CODES, all of them.
 pub fn report_supported_operation_codes(allocation_len: u32) -> Cdb {
     let mut cdb = with_opcode(op::MAINTENANCE_IN);

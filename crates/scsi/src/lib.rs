@@ -58,6 +58,7 @@ pub fn fuzz_decode(bytes: &[u8]) {
     let _ = capacity::parse_read_capacity_10(bytes);
     let _ = luns::parse(bytes);
     let _ = mode::ModePages::parse_6(bytes);
+    let _ = persistent::parameters::parse_full_status(bytes);
     let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };
     for service_action in 0..8 {
         let _ = persistent::PersistentReservations::default().change(&nexus, service_action, 1, bytes);

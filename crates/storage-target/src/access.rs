@@ -2,6 +2,7 @@
 
 mod chap;
 pub(crate) mod network;
+mod peers;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,6 +20,7 @@ use crate::pairing::{ConfiguredPeers, PairedPeer};
 use crate::protection::ProtectionUnmet;
 use crate::volume::Volume;
 use chap::ChapUsers;
+use peers::rule_of;
 
 pub use chap::{ChapDemand, ChapSecrets};
 pub use network::{Network, NetworkError};
@@ -342,18 +344,6 @@ impl ConfiguredPeers for AccessRules {
     }
 }
 
-/// What the database says of a peer, as the configuration would. It logs in by names that end in its key's fingerprint.
-fn rule_of(peer: &PairedPeer) -> PeerRule {
-    PeerRule {
-        name: peer.name.to_string(),
-        key: peer.key.to_string(),
-        initiators: Vec::new(),
-        volumes: peer.volumes.clone(),
-        read_only: peer.read_only,
-        receive: Vec::new(),
-    }
-}
-
 fn lists(list: &[String], name: &str) -> bool {
     list.iter().any(|entry| entry == "*" || entry == name)
 }
@@ -405,8 +395,7 @@ mod tests {
             key: PublicKey::from_bytes(ALICE_BYTES).to_string(),
             initiators: vec!["iqn.2026-11.org.example:alice".into()],
             volumes: vec!["data".into()],
-            read_only: false,
-            receive: Vec::new(),
+            ..PeerRule::default()
         });
         config.plain.push(PlainRule {
             initiators: vec!["iqn.2026-11.org.example:old".into()],
@@ -451,14 +440,7 @@ mod tests {
         for (name, bytes) in [("alice", ALICE_BYTES), ("bob", [2; 32])] {
             let key = PublicKey::from_bytes(bytes).to_string();
             let (initiators, volumes) = (Vec::new(), vec!["data".into()]);
-            config.peers.push(PeerRule {
-                name: name.into(),
-                key,
-                initiators,
-                volumes,
-                read_only: false,
-                receive: Vec::new(),
-            });
+            config.peers.push(PeerRule { name: name.into(), key, initiators, volumes, ..PeerRule::default() });
         }
         config.check().unwrap();
         let rules = AccessRules::new(&config, &ChapSecrets::default()).unwrap();
@@ -483,11 +465,14 @@ mod tests {
             key: PublicKey::from_bytes([byte; 32]),
             volumes: vec!["*".into()],
             read_only: false,
+            role: crate::roles::PeerRole::Operator,
             since: 0,
         };
         // Another node of alice's name, alice's key under another name, and one of its own.
         let database: Arc<[PairedPeer]> = vec![paired("alice", 7), paired("other", 1), paired("bob", 2)].into();
         let rules = rules().with_database(Arc::clone(&database));
+        let operators = [1, 2, 7].map(|byte| rules.operator(&PublicKey::from_bytes([byte; 32])));
+        assert_eq!(operators, [None, Some("bob"), None]);
         let named = |byte| {
             format!("iqn.2026-11.org.strongroom:initiator.host.{}", PublicKey::from_bytes([byte; 32]).fingerprint())
         };
@@ -534,8 +519,7 @@ mod tests {
             key: "ssh-ed25519 AAAA".into(),
             initiators: vec!["*".into()],
             volumes: vec![],
-            read_only: false,
-            receive: Vec::new(),
+            ..PeerRule::default()
         });
         let message = AccessRules::new(&config, &ChapSecrets::default()).unwrap_err().to_string();
         assert!(message.contains("peer[0] ('alice').key"), "{message}");

@@ -4,8 +4,10 @@
 //! [`Request`] and [`Reply`] are what is said, [`Client`] asks, and the target answers in threads of their own, which never
 //! touch a session or a store: they ask the workers. Deliberately absent: anything that needs a key.
 
+mod activity;
 mod answer;
 mod answer_peers;
+mod answer_volumes;
 mod client;
 mod drain;
 pub(crate) mod error;
@@ -15,6 +17,7 @@ mod receive;
 mod report;
 mod send;
 mod socket;
+mod volumes;
 mod workers;
 
 use std::path::{Path, PathBuf};
@@ -22,8 +25,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::roles::PeerRole;
+
 pub use crate::operate::{CloneReport, Description, Operation, Pruned, PrunedSnapshot, SnapshotReport};
-pub(crate) use answer::{reload, status};
+pub use activity::{ActivityReport, LatencyBucket, LatencyReport, LeaseReport};
+pub(crate) use answer::{execute, reload, status};
+pub(crate) use answer_volumes::check_peers;
 pub use client::{AdminError, Client};
 pub(crate) use drain::Drain;
 pub use error::{ReloadError, RequestError};
@@ -33,8 +40,12 @@ pub use report::{
     VerificationReport, VolumeReport, WaitingReport,
 };
 pub(crate) use socket::AdminSocket;
+pub use volumes::{BlindCustody, NewSealing, NewVolume, SealingInfo, VolumeEntry, VolumeInfo, VolumeShape};
 pub(crate) use workers::{recheck, workers_answer};
 
+/// The version of this protocol, as a status report tells it. A field that is removed or means something else raises it; fields and
+/// requests that are added do not.
+pub const PROTOCOL: u32 = 1;
 /// Upper bound on one request, its newline included, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// Upper bound on one reply that [`Client`] takes, in bytes.
@@ -103,6 +114,36 @@ pub enum Request {
         /// What.
         operation: Operation,
     },
+    /// Which volumes there are, and what they are. Answered by [`Reply::Volumes`].
+    Volumes {
+        /// Only this one.
+        #[serde(default)]
+        volume: Option<String>,
+    },
+    /// Makes a volume. Answered by [`Reply::Created`].
+    VolumeCreate {
+        /// Which.
+        volume: NewVolume,
+    },
+    /// Deletes a volume that no session uses, and everything in it. Answered by [`Reply::Done`].
+    VolumeDelete {
+        /// The volume.
+        volume: String,
+    },
+    /// Has a volume name a peer that may use it. Answered by [`Reply::Access`].
+    VolumeGrant {
+        /// The volume.
+        volume: String,
+        /// The peer.
+        peer: String,
+    },
+    /// Takes a volume from a peer. Answered by [`Reply::Access`].
+    VolumeRevoke {
+        /// The volume.
+        volume: String,
+        /// The peer.
+        peer: String,
+    },
     /// Gives out a snapshot as a stream (`docs/send-format.md`) while the volume is used. Answered by [`Reply::Stream`], and for each
     /// slice by [`Reply::Slice`] followed by this many bytes; at the end by [`Reply::Done`].
     Send {
@@ -151,6 +192,9 @@ pub enum Request {
         /// It may only read.
         #[serde(default)]
         read_only: bool,
+        /// What it will be to the target.
+        #[serde(default)]
+        role: PeerRole,
         /// For how long, in seconds.
         expires_s: u64,
         /// Where initiators reach this target, `host` or `host:port`; none: as its configuration says.
@@ -200,6 +244,17 @@ pub enum Reply {
     Reloaded(Reloaded),
     /// What a volume's store has in it after an operation.
     Volume(Box<Description>),
+    /// To [`Request::Volumes`].
+    Volumes(Vec<VolumeEntry>),
+    /// A volume was made.
+    Created(Box<VolumeInfo>),
+    /// What a peer may do with a volume was changed.
+    Access {
+        /// Sessions that ended, or may now write or no longer may.
+        sessions: usize,
+        /// Why the peer may use the volume now; none: it may not.
+        may_use_because: Option<String>,
+    },
     /// A stream begins, of a volume of this many bytes.
     Stream {
         /// The volume's size.

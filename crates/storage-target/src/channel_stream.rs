@@ -1,6 +1,6 @@
 //! A channel over a socket, blocking: frames out and in, for connections that no worker serves. The same at both ends.
 //!
-//! Absent: what the frames mean, which each protocol says (`transfers`, `pairing`).
+//! Absent: what the frames mean, which each protocol says (`transfers`, `pairing`, `operators`).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::Buffer;
 use strongroom_channel::{Channel, ChannelError, Frame, FrameKind};
-use strongroom_net::TransferChannel;
+use strongroom_net::DetachedChannel;
 
 /// Bytes read from the socket at once.
 const INPUT_BYTES: usize = 64 << 10;
@@ -55,10 +55,10 @@ impl ChannelStream {
     /// Takes over from the handshake; sends what that left.
     pub(crate) fn new(
         stream: TcpStream,
-        transfer: TransferChannel,
+        channel: DetachedChannel,
         deadline: Instant,
     ) -> Result<ChannelStream, ConnectionError> {
-        let TransferChannel { channel, unsent, unread, .. } = transfer;
+        let DetachedChannel { channel, unsent, unread, .. } = channel;
         let rest = 0..unread.len();
         let input = if unread.is_empty() { vec![0; INPUT_BYTES] } else { unread };
         let mut connection = ChannelStream { stream, channel, input, rest, rekey_at: Instant::now() + REKEY_AFTER };

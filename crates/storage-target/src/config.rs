@@ -19,6 +19,7 @@ use strongroom_net::BusyPoll;
 use crate::access::network::Network;
 use crate::error::ConfigError;
 use crate::names::{self, VolumeName};
+use crate::roles::PeerRole;
 pub use limits::Limits;
 pub(crate) use portals::Portal;
 pub use portals::{FIRST_GROUP, PortalGroupRule};
@@ -142,7 +143,7 @@ pub enum RuntimeKind {
 }
 
 /// A node that may come through a channel: what a person puts into the file for each.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerRule {
     /// A name for people and logs.
@@ -162,6 +163,9 @@ pub struct PeerRule {
     /// The volumes into which it may send snapshots (`strongroom volume send --to`), independently of `volumes`; `*` for all.
     #[serde(default)]
     pub receive: Vec<String>,
+    /// `operator`: it may make, change and delete volumes, and say who may use them, independently of `volumes`.
+    #[serde(default, skip_serializing_if = "PeerRole::is_usual")]
+    pub role: PeerRole,
 }
 
 /// Initiators that may use plain volumes over plain iSCSI. Nothing proves their names but CHAP, and nothing protects what they

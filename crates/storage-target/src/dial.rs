@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{NodeKey, PublicKey};
-use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions, LinkPurpose, resolve};
+use strongroom_net::{DetachedChannel, Link, LinkEnd, LinkEvent, LinkOptions, LinkPurpose, resolve};
 
 /// Where to, and as whom.
 pub(crate) struct Dial<'a> {
@@ -27,12 +27,13 @@ pub(crate) enum DialError {
     Broken(String),
 }
 
-/// Connects to any of the host's addresses, and shakes hands until the link is for `purpose`. Returns until when it may take, too.
+/// Connects to any of the host's addresses, and shakes hands until the link is for `purpose`, which is one of those that are detached. Returns
+/// until when it may take, too.
 pub(crate) fn dial(
     to: &Dial<'_>,
     options: LinkOptions,
     purpose: LinkPurpose,
-) -> Result<(TcpStream, Link, Instant), DialError> {
+) -> Result<(TcpStream, DetachedChannel, Instant), DialError> {
     let unreachable =
         |problem: &dyn Display| DialError::Unreachable(format!("cannot connect to {}:{}: {problem}", to.host, to.port));
     let addresses = resolve(to.host, to.port).map_err(|error| unreachable(&error))?;
@@ -54,7 +55,7 @@ fn shake_hands(
     mut stream: TcpStream,
     deadline: Instant,
     purpose: LinkPurpose,
-) -> Result<(TcpStream, Link, Instant), DialError> {
+) -> Result<(TcpStream, DetachedChannel, Instant), DialError> {
     let broken = |error: io::Error| DialError::Broken(error.to_string());
     stream.set_nodelay(true).map_err(broken)?;
     let link = Link::initiator_channel(to.node, to.expected, options, Instant::now());
@@ -83,5 +84,6 @@ fn shake_hands(
             Err(error) => return Err(broken(error)),
         }
     }
-    Ok((stream, link, deadline))
+    let channel = link.into_detached().expect("callers ask for a purpose that has one");
+    Ok((stream, channel, deadline))
 }

@@ -56,13 +56,18 @@ impl Metrics {
         self.started.elapsed()
     }
 
+    /// How long commands of all workers took, since the start.
+    pub(crate) fn latencies(&self) -> Latencies {
+        let mut latencies = Latencies::default();
+        self.commands.iter().for_each(|worker| worker.latencies.add_to(&mut latencies));
+        latencies
+    }
+
     /// What all workers have measured, beside this.
     pub(crate) fn report(&self, status: StatusReport) -> MetricsReport {
-        let (mut latencies, mut errors) = (Latencies::default(), [0; ERROR_KINDS.len()]);
-        for worker in &self.commands {
-            worker.latencies.add_to(&mut latencies);
-            worker.add_errors_to(&mut errors);
-        }
+        let mut errors = [0; ERROR_KINDS.len()];
+        self.commands.iter().for_each(|worker| worker.add_errors_to(&mut errors));
+        let latencies = self.latencies();
         let command_errors = ERROR_KINDS.into_iter().zip(errors).collect();
         MetricsReport { status, latencies, command_errors, packets: self.counters.packets() }
     }

@@ -322,6 +322,7 @@ impl TargetHandle {
             let _ = thread.join();
         }
         self.handlers.transfers.stop();
+        self.handlers.operators.stop();
         self.services.tell_all(|| Message::Stop { grace });
         for worker in self.workers.drain(..) {
             if worker.join().is_err() {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{PairingBinding, PairingProof, PublicKey};
-use strongroom_net::{Admission, FlavourChoice, LinkOptions, RuntimeOptions};
+use strongroom_net::{Admission, FlavourChoice, LinkOptions, ProtocolUse, RuntimeOptions};
 
 use crate::access::ChapSecrets;
 use crate::admin::Drain;
@@ -201,12 +201,13 @@ impl TargetServices {
             setup_timeout: config.limits.login_timeout(),
             schemes: config.channel_schemes().expect("a configuration is checked before it holds"),
             suites: config.channel_suites().expect("a configuration is checked before it holds"),
-            transfers: strongroom_net::Transfers::Admitted,
+            transfers: ProtocolUse::Admitted,
+            operators: ProtocolUse::Admitted,
             pairings: match self.peers.is_inviting(pairing::now_s()) {
-                true => strongroom_net::Pairings::Admitted,
-                false => strongroom_net::Pairings::Never,
+                true => ProtocolUse::Admitted,
+                false => ProtocolUse::Never,
             },
-            ecl: if config.ecl { strongroom_net::EclLogins::Admitted } else { strongroom_net::EclLogins::Never },
+            ecl: if config.ecl { ProtocolUse::Admitted } else { ProtocolUse::Never },
             counters: Arc::clone(&self.metrics.crypto),
             channel: config.limits.channel(),
             rekey_after: Duration::from_secs(config.limits.rekey_after_s),

@@ -10,15 +10,14 @@ mod message;
 mod outgoing;
 
 use std::collections::HashMap;
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::PublicKey;
-use strongroom_net::TransferChannel;
 
-use crate::connection_slots::ConnectionSlot;
+use crate::detached_connection::DetachedConnection;
 use crate::names::VolumeName;
 use crate::pool::Pool;
 use crate::services::TargetServices;
@@ -33,14 +32,6 @@ const TRANSFERS_OF_PEER_MAX: usize = TRANSFERS_MAX / 2;
 const REFUSALS_MAX: usize = 16;
 /// How long a target that stops waits for the threads of transfers.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
-
-/// A connection that is to be a transfer.
-pub(crate) struct Incoming {
-    pub(crate) stream: TcpStream,
-    pub(crate) transfer: TransferChannel,
-    pub(crate) from: SocketAddr,
-    pub(crate) place: ConnectionSlot,
-}
 
 /// The transfers under way.
 pub(crate) struct Transfers {
@@ -98,8 +89,8 @@ impl Transfers {
     }
 
     /// Begins a transfer, or says that it cannot be, elsewhere: the caller goes on at once.
-    pub(crate) fn begin(&self, shared: &Arc<TargetServices>, incoming: Incoming) {
-        let peer = incoming.transfer.peer;
+    pub(crate) fn begin(&self, shared: &Arc<TargetServices>, incoming: DetachedConnection) {
+        let peer = incoming.channel.peer;
         let may_send = shared.settings().rules.may_send(&peer);
         let slot = if may_send { self.registry.allocate(peer, &incoming.stream) } else { None };
         let Some(slot) = slot else {
@@ -113,7 +104,7 @@ impl Transfers {
         }
     }
 
-    fn turn_away(&self, incoming: Incoming, code: RefusalCode) {
+    fn turn_away(&self, incoming: DetachedConnection, code: RefusalCode) {
         let mut under_way = self.registry.under_way();
         if under_way.refusals == REFUSALS_MAX {
             return;

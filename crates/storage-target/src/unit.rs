@@ -58,6 +58,7 @@ use std::time::{Duration, Instant};
 use strongroom_block::{Geometry, Opener, Token};
 use strongroom_scsi::transport::target as transport;
 use strongroom_scsi::transport::target::TaskId;
+use strongroom_scsi::vendor::lease::Writer;
 use strongroom_scsi::{NexusId, UnitAttention};
 use strongroom_store::{Completion, Op, OpError, Outcome, SnapshotId, View, steps_taken};
 
@@ -114,6 +115,14 @@ pub(crate) struct Unit {
     completions: Vec<Completion>,
     /// It is to be polled again although nothing has happened: the last call of [`Unit::poll`] took its time.
     pub(crate) goes_on: bool,
+}
+
+/// What goes on beside a unit's commands.
+pub(crate) struct Background<'a, Holders> {
+    /// What verifies its blocks, if anything does.
+    pub(crate) verifier: Option<&'a Verifier>,
+    /// The holders of writer leases.
+    pub(crate) lease_holders: Holders,
 }
 
 impl Unit {
@@ -402,9 +411,9 @@ impl Unit {
         }
     }
 
-    /// What verifies its blocks in the background, if anything does.
-    pub(crate) fn verifier(&self) -> Option<&Verifier> {
-        self.verifier.as_ref()
+    /// What goes on beside its commands.
+    pub(crate) fn background(&self) -> Background<'_, impl Iterator<Item = Writer>> {
+        Background { verifier: self.verifier.as_ref(), lease_holders: self.server.access.leases.holders() }
     }
 
     /// The unit is idle: verifies the next run of blocks, if it is due. Returns when to call again.

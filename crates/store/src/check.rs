@@ -127,7 +127,7 @@ impl CheckReport {
 }
 
 fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, StoreError> {
-    let (recovered, unopenable, losses) = recovered_or_rebuilt(backend)?;
+    let (recovered, unopenable, losses) = recovered_or_rebuilt(backend, progress)?;
     let mut report = CheckReport {
         info: recovered.superblock.info(),
         unopenable,
@@ -210,7 +210,10 @@ fn check_segment(
 
 /// The store as it would be opened; if it does not open, as it could be rebuilt, with why, and what that would lose. So one
 /// damage does not hide the others.
-fn recovered_or_rebuilt(backend: &mut dyn Backend) -> Result<(Recovered, Option<String>, Vec<String>), StoreError> {
+fn recovered_or_rebuilt(
+    backend: &mut dyn Backend,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Recovered, Option<String>, Vec<String>), StoreError> {
     let error = match recover(backend, 0, Planted::default()) {
         Ok(recovered) => return Ok((recovered, None, Vec::new())),
         Err(error @ (StoreError::Damaged { .. } | StoreError::Unreadable { .. })) => error,
@@ -219,7 +222,7 @@ fn recovered_or_rebuilt(backend: &mut dyn Backend) -> Result<(Recovered, Option<
     let whole = superblocks(backend).into_iter().enumerate().filter_map(|(copy, read)| Some((copy, read.ok()?)));
     let better: Option<(usize, Superblock)> = whole.max_by_key(|(_, superblock)| superblock.serial);
     let (copy, superblock) = better.expect("a log is found to be damaged by what a superblock says");
-    let Rebuilt { recovered, losses } = rebuild(backend, &superblock, copy, 0)?;
+    let Rebuilt { recovered, losses } = rebuild(backend, &superblock, copy, 0, progress)?;
     Ok((recovered, Some(error.to_string()), losses))
 }
 

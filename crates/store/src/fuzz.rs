@@ -123,7 +123,12 @@ pub fn fuzz_image(bytes: &[u8]) {
     let memory = image(bytes);
     let _ = Survey::of_backend(&mut Medium(copy(&memory)));
     let _ = CheckReport::of_backend(&mut Medium(copy(&memory)));
-    let _ = RepairPlan::carry_out_on(Box::new(Medium(memory)), RepairOptions::default(), &mut |_, _| Ok(()));
+    let _ = RepairPlan::carry_out_on(
+        Box::new(Medium(memory)),
+        RepairOptions::default(),
+        &mut |_, _| Ok(()),
+        &mut |_, _| (),
+    );
 }
 
 /// As [`fuzz_image`]; but the store is opened, used in every way, closed, and opened again.

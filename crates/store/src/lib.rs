@@ -50,8 +50,8 @@ pub use recover::Damage;
 pub use repair::{RepairOptions, RepairPlan, RepairStep};
 pub use steps::steps_taken;
 pub use store::{
-    Admission, DamageReport, MemoryUse, PinnedCount, ReceiveStep, Receiver, ReceptionInfo, Run, SendStep, Sender,
-    Store, SuspectBlocks, VolumeIndex,
+    Admission, DamageReport, MemoryUse, PinnedCount, ReceiveStep, Receiver, ReceptionInfo, Run, ScrubReport, SendStep,
+    Sender, Store, SuspectBlocks, VolumeIndex,
 };
 #[doc(hidden)]
 pub use stream::fuzz_stream;

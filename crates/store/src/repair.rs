@@ -53,12 +53,17 @@ pub struct RepairPlan {
 type Save<'a> = &'a mut dyn FnMut(u64, &[u8]) -> io::Result<()>;
 
 impl RepairPlan {
-    /// Repairs the store in `dir`, which must not be open, or says what there is to repair.
+    /// Repairs the store in `dir`, which must not be open, or says what there is to repair. `progress` is told, if the log has to be read, how
+    /// many of its bytes were, and how many it has.
     ///
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::Io`]; [`StoreError::Superblock`] if both copies are
     /// lost: nothing can be told from the log without what they say.
-    pub fn carry_out(dir: &Path, options: RepairOptions) -> Result<RepairPlan, StoreError> {
+    pub fn carry_out(
+        dir: &Path,
+        options: RepairOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<RepairPlan, StoreError> {
         let (lock, (backend, _)) = crate::store::locked_log(dir, IoChoice::Buffered)?;
         let path = dir.join(format!("repair-{:016x}.saved", u64::from_be_bytes(random()?)));
         let mut file: Option<File> = None;
@@ -72,7 +77,7 @@ impl RepairPlan {
             file.write_all(bytes)?;
             file.sync_all()
         };
-        let mut plan = RepairPlan::carry_out_on(backend, options, &mut save)?;
+        let mut plan = RepairPlan::carry_out_on(backend, options, &mut save, progress)?;
         plan.saved = file.is_some().then_some(path);
         drop(lock);
         Ok(plan)
@@ -86,6 +91,7 @@ impl RepairPlan {
         mut backend: Box<dyn Backend>,
         options: RepairOptions,
         save: Save<'_>,
+        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<RepairPlan, StoreError> {
         let copies = superblocks(backend.as_mut());
         let (superblock, copy) = match copies {
@@ -95,13 +101,13 @@ impl RepairPlan {
             }
             [Ok(a), Ok(b)] if b.serial > a.serial => (b, 1),
             [Ok(a), Ok(_)] => (a, 0),
-            [Ok(whole), Err(_)] => return RepairPlan::renew_superblock(backend, whole, 1, options, save),
-            [Err(_), Ok(whole)] => return RepairPlan::renew_superblock(backend, whole, 0, options, save),
+            [Ok(whole), Err(_)] => return RepairPlan::renew_superblock(backend, whole, 1, options, save, progress),
+            [Err(_), Ok(whole)] => return RepairPlan::renew_superblock(backend, whole, 0, options, save, progress),
         };
         match recover(backend.as_mut(), 0, Planted::default()) {
             Ok(_) => Ok(RepairPlan::default()),
             Err(error @ (StoreError::Damaged { .. } | StoreError::Unreadable { .. })) => {
-                let rebuilt = rebuild(backend.as_mut(), &superblock, copy, u64::from_be_bytes(random()?))?;
+                let rebuilt = rebuild(backend.as_mut(), &superblock, copy, u64::from_be_bytes(random()?), progress)?;
                 let step = RepairPlan::replace_table(backend, rebuilt, &error, options, save)?;
                 Ok(RepairPlan { steps: vec![step], saved: None })
             }
@@ -116,6 +122,7 @@ impl RepairPlan {
         lost: usize,
         options: RepairOptions,
         save: Save<'_>,
+        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<RepairPlan, StoreError> {
         let what = format!("superblock copy {lost} is damaged: it is rewritten from the other one");
         let mut step = RepairStep { what, loses: Vec::new(), done: false };
@@ -126,7 +133,7 @@ impl RepairPlan {
         replace(backend.as_mut(), SUPERBLOCK_AT[lost], bytes, save)?;
         blocking(backend.as_mut(), Io::Sync).map_err(StoreError::io("syncing the superblock"))?;
         step.done = true;
-        let mut plan = RepairPlan::carry_out_on(backend, options, save)?;
+        let mut plan = RepairPlan::carry_out_on(backend, options, save, progress)?;
         plan.steps.insert(0, step);
         Ok(plan)
     }

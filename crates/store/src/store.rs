@@ -56,7 +56,7 @@ mod widening;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use strongroom_block::{Lba, Token};
+use strongroom_block::Token;
 
 use crate::backend::{Backend, IoKind, Waker};
 use crate::error::StoreError;
@@ -78,6 +78,7 @@ pub use receive::{ReceiveStep, Receiver};
 pub use reception::ReceptionInfo;
 use reclaimer::Reclaimer;
 pub use runs::Run;
+pub use scrub::ScrubReport;
 pub use send::{SendStep, Sender};
 pub use volume_index::VolumeIndex;
 
@@ -332,9 +333,9 @@ impl Store {
         self.engine.medium.refusal.damage()
     }
 
-    /// The blocks that the last pass of scrubbing, and this one so far, found to be bad (the first thousand).
-    pub fn bad_blocks(&self) -> Vec<Lba> {
-        self.engine.scrub.bad_blocks()
+    /// How far scrubbing is, and what it has found.
+    pub fn scrub_report(&self) -> ScrubReport {
+        self.engine.scrub.report(&self.engine.medium.volume.layout)
     }
 
     /// Whether a segment is being read, or searched for blocks that can still be read.

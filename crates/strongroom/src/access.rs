@@ -2,6 +2,7 @@
 //!
 //! Absent: the connection itself.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use strongroom_initiator::{
 };
 use strongroom_keyserver::Client;
 
+use crate::command_line::option;
 use crate::key_server::KeyServerArgs;
 use crate::keys::{KEYS, parse_public_key};
 use crate::units::{parse_duration, parse_size};
@@ -86,7 +88,7 @@ pub struct AccessArgs {
 /// How the target proves itself in a channel.
 #[derive(Args, Clone)]
 #[command(next_help_heading = KEYS)]
-struct TargetKeyArgs {
+pub(crate) struct TargetKeyArgs {
     /// The target's public line, as `strongroom identity show` prints it there; can be repeated.
     #[arg(long = "target-key", value_name = "KEY", value_parser = parse_public_key, help_heading = KEYS)]
     target_keys: Vec<PublicKey>,
@@ -181,6 +183,23 @@ pub(crate) enum DigestArg {
     Prefer,
     /// Or no session.
     Require,
+}
+
+impl TargetKeyArgs {
+    /// The options that say the same: the file of known targets, and the keys.
+    pub(crate) fn to_options(&self) -> (Option<OsString>, Vec<OsString>) {
+        let known = self.known_targets.as_ref().map(|file| option("known", file));
+        (known, self.target_keys.iter().map(|key| option("target-key", key.to_string())).collect())
+    }
+
+    /// The keys that the target may have.
+    pub(crate) fn of_target(&self, host: &str, port: u16) -> Result<Vec<PublicKey>> {
+        if !self.target_keys.is_empty() {
+            return Ok(self.target_keys.clone());
+        }
+        let known = self.known_targets.clone().unwrap_or_else(keys::default_known_targets);
+        keys::known_keys(&known, keys::Whose::Target, host, port)
+    }
 }
 
 impl AccessArgs {
@@ -290,11 +309,7 @@ impl AccessArgs {
 
     /// The keys that the target may have.
     pub fn keys_of_target(&self, host: &str, port: u16) -> Result<Vec<PublicKey>> {
-        if !self.target.target_keys.is_empty() {
-            return Ok(self.target.target_keys.clone());
-        }
-        let known = self.target.known_targets.clone().unwrap_or_else(keys::default_known_targets);
-        keys::known_keys(&known, keys::Whose::Target, host, port)
+        self.target.of_target(host, port)
     }
 
     /// Attaches, and remembers what a sealed volume claims to be, so that the next time it cannot claim otherwise.

@@ -22,13 +22,28 @@ pub(crate) struct AdminArgs {
     socket: Option<PathBuf>,
 }
 
+/// A list of what a running target has.
+#[derive(Args)]
+pub(crate) struct AdminListArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) target: AdminArgs,
+}
+
 impl AdminArgs {
+    /// Where the target listens, when it runs.
+    pub(crate) fn socket(&self) -> Result<PathBuf> {
+        match &self.socket {
+            Some(path) => Ok(path.clone()),
+            None => self.target.admin_socket(),
+        }
+    }
+
     /// The target, which must be running.
     pub(crate) fn connect(&self) -> Result<Client> {
-        let path = match &self.socket {
-            Some(path) => path.clone(),
-            None => self.target.admin_socket()?,
-        };
+        let path = self.socket()?;
         match Client::connect(&path)? {
             Some(client) => Ok(client),
             None => bail!(

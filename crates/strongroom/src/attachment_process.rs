@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use rustix::process::{Signal, getpid, kill_process};
 use strongroom_initiator::safety::{self, Memory};
-use strongroom_initiator::{KeyStatus, RemoteDevice, VolumeUrl};
+use strongroom_initiator::{KeyStatus, RemoteDevice, UnsealedGrowth, VolumeUrl};
 use strongroom_metrics::MetricsAddress;
 
 use crate::access::AccessArgs;
@@ -22,6 +22,7 @@ use crate::memory;
 use crate::metrics::{self, attachment::AttachmentSource};
 use crate::sd_notify;
 use crate::signals::{ForceSignal, StopSignals, Waited};
+use crate::stable_name::{self, StableName};
 use crate::stats_file::{AttachmentStatsFile, packets_in_words};
 use crate::writer::WriterArgs;
 
@@ -50,6 +51,9 @@ pub(crate) struct ServingArgs {
     /// Where to answer collectors of metrics: an address of the loopback (127.0.0.1:9465), or a socket (unix:/run/vault-metrics.sock).
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<MetricsAddress>,
+    /// When the volume has grown, seal the new part as absent, with the volume's key, as `strongroom volume grow` does: it can be used at once.
+    #[arg(long, conflicts_with_all = ["read_only", "shared"])]
+    seal_growth: bool,
     /// Do not lock this process's memory: keys and data may then reach the swap, and a file system on the volume can hang when memory
     /// runs out. (Where it is locked, `attach --mount` sets 160 MiB aside for that file system.)
     #[arg(long)]
@@ -82,12 +86,39 @@ pub(crate) struct VolumeUse<'a> {
     pub(crate) memory: Memory,
     /// Where its log is, if it has one of its own.
     pub(crate) log: Option<PathBuf>,
+    /// The stable name that was chosen for it, instead of one made from the volume's.
+    pub(crate) name: Option<&'a str>,
+}
+
+impl VolumeUse<'_> {
+    /// Gives what programs see its stable name.
+    ///
+    /// # Errors
+    /// A name that was chosen is not to be had. One that was not is done without.
+    fn give_name(&self, front_end: &impl FrontEnd, registration: &mut Registration) -> Result<()> {
+        let Some(device) = front_end.device() else { return Ok(()) };
+        if let (Err(error), None) = (stable_name::may_make(), self.name) {
+            registration.go_unnamed(error.to_string());
+            return Ok(());
+        }
+        let name = self.name.map_or_else(|| stable_name::escape(self.url.file_name()), str::to_owned);
+        match registration.give_name(StableName::new(&name, &device)) {
+            Err(error) if self.name.is_none() => {
+                tracing::warn!(error = format!("{error:#}"), "the volume is attached without a stable name");
+                sd_notify::notify(&format!("STATUS=attached without a stable name: {error:#}"));
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
 }
 
 /// What programs see of a device.
 pub(crate) trait FrontEnd: Sized {
     /// Where they find it.
     fn place(&self) -> AttachmentPlace;
+    /// The block device or file that a stable name leads to; `None` if it has no such thing.
+    fn device(&self) -> Option<PathBuf>;
     /// Becomes readable when it has ended by itself, or from outside.
     fn ended_fd(&self) -> BorrowedFd<'_>;
     /// What to do when the device has grown, in a thread of its own.
@@ -138,6 +169,9 @@ impl ServingArgs {
         options.read_only = self.read_only;
         options.readahead = self.fetches_ahead(volume);
         options.lease = self.writer.options(&volume.purpose);
+        if options.lease.reservation_key.is_some() && self.is_read_only(volume.url) {
+            bail!("only who writes is registered by a key: leave out --reservation-key");
+        }
         let counters = options.counters.clone();
         let device = self.access.attach_for_use(options, self.writer.way_out())?;
         let source = AttachmentSource::new(volume.url, &device, counters.clone());
@@ -152,16 +186,19 @@ impl ServingArgs {
         let front_end = start(device.clone()).inspect_err(detach)?;
         let attached = Attached { front_end, device, read_only: self.read_only };
         if !volume.url.is_snapshot() {
-            attached.follow_growth()?;
+            attached.follow_growth(if self.seal_growth { UnsealedGrowth::Seal } else { UnsealedGrowth::Report })?;
         }
-        let mut registration = Registration::new(volume.url.route(), attached.front_end.place(), volume.log.clone())?;
+        let (attached, mut registration) = attached.register(volume)?;
         registration.note(attached.health());
         tracing::info!(url = %volume.url, place = attached.front_end.place().name(), "attached");
         sd_notify::notify("READY=1");
         let ended = wait_and_detach(attached, &signals, &forced, &mut registration);
         drop((stats, collected));
         let losses = ended.unwrap_or_else(|error| Some(format!("{error:#}")));
-        registration.end(losses.clone())?;
+        if let Err(error) = registration.end(losses.clone()) {
+            let lost = losses.as_deref().unwrap_or_default();
+            tracing::error!(lost, error = format!("{error:#}"), "what was lost is told here alone");
+        }
         Ok(losses)
     }
 }
@@ -202,6 +239,7 @@ fn wait_and_detach<F: FrontEnd>(
         }
         if forced.load(Ordering::Acquire) {
             sd_notify::notify("STOPPING=1");
+            registration.suspend_name();
             return Ok(attached.detach_by_force());
         }
         if let Some(reason) = attached.would_wait() {
@@ -210,6 +248,7 @@ fn wait_and_detach<F: FrontEnd>(
             continue;
         }
         sd_notify::notify("STOPPING=1");
+        registration.suspend_name();
         match attached.detach() {
             Ended::Detached(losses) => {
                 match &losses {
@@ -220,8 +259,9 @@ fn wait_and_detach<F: FrontEnd>(
             }
             Ended::Refused(still, reason) => {
                 tracing::warn!(%reason, "still attached");
-                registration.refuse(crate::in_words(&reason));
                 attached = *still;
+                registration.resume_name();
+                registration.refuse(crate::in_words(&reason));
             }
         }
     }
@@ -291,6 +331,25 @@ enum Ended<F> {
 }
 
 impl<F: FrontEnd> Attached<F> {
+    /// Has `strongroom detach` find it, and gives it its stable name. What cannot be registered is ended: nobody could detach it.
+    fn register(self, volume: &VolumeUse<'_>) -> Result<(Attached<F>, Registration)> {
+        let place = self.front_end.place();
+        let registered = Registration::new(volume.url.route(), place, volume.log.clone());
+        let named = registered.and_then(|mut registration| {
+            volume.give_name(&self.front_end, &mut registration)?;
+            Ok(registration)
+        });
+        match named {
+            Ok(registration) => Ok((self, registration)),
+            Err(error) => {
+                if let Ended::Refused(still, _) = self.detach() {
+                    still.detach_by_force();
+                }
+                Err(error)
+            }
+        }
+    }
+
     /// Why a detach could not be done now but would wait for the target, if that is so.
     fn would_wait(&self) -> Option<String> {
         let status = self.device.status();
@@ -307,9 +366,9 @@ impl<F: FrontEnd> Attached<F> {
     }
 
     /// Lets what programs see grow with the volume, in a thread of its own.
-    fn follow_growth(&self) -> Result<()> {
+    fn follow_growth(&self, unsealed: UnsealedGrowth) -> Result<()> {
         let grow = self.front_end.growth_follower();
-        self.device.follow_growth(move |_| grow())?;
+        self.device.follow_growth(unsealed, move |_| grow())?;
         Ok(())
     }
 
@@ -322,6 +381,7 @@ impl<F: FrontEnd> Attached<F> {
             transport: status.packets.as_ref().map(packets_in_words),
             keys: self.device.key_status().map(|keys| in_words(&keys)),
             disconnected,
+            kept_out: status.lease_lost,
             losses: losses(&self.device),
         }
     }

@@ -4,15 +4,16 @@
 //! Absent: attaching; the directory of these files (`runtime_dir`); what a dead process leaves in the kernel (`initiator::front::leftovers`).
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use strongroom_initiator::front::leftovers::Leftovers;
 
 use crate::runtime_dir::RuntimeDir;
+use crate::stable_name::{self, NotMade, StableName};
 
 /// How often to look whether an attachment has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -34,12 +35,21 @@ pub(crate) struct Attachment {
     pub(crate) directory: PathBuf,
     /// Where the file system on it is mounted.
     pub(crate) mount: Option<PathBuf>,
+    /// Its block device, if it has one.
+    #[serde(default)]
+    pub(crate) device: Option<PathBuf>,
     /// What clients are given, of an NBD server.
     #[serde(default)]
     pub(crate) nbd: Option<String>,
     /// Where its log is, if it has one of its own.
     #[serde(default)]
     pub(crate) log: Option<PathBuf>,
+    /// The name in /dev that leads to it.
+    #[serde(default)]
+    pub(crate) stable_name: Option<StableName>,
+    /// Why it has none.
+    #[serde(default)]
+    pub(crate) unnamed: Option<String>,
     /// Why the last request to detach was refused.
     pub(crate) refused: Option<String>,
     /// How many requests to detach were refused.
@@ -55,8 +65,8 @@ pub(crate) struct Attachment {
 /// Where programs find an attached volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AttachmentPlace {
-    /// As a file in this directory, and if so mounted on the other one.
-    Directory { directory: PathBuf, mount: Option<PathBuf> },
+    /// As a file in this directory, and if so mounted on the other one, from a block device.
+    Directory { directory: PathBuf, mount: Option<PathBuf>, device: Option<PathBuf> },
     /// At an NBD server.
     Nbd { uri: String, socket: Option<PathBuf> },
 }
@@ -84,6 +94,9 @@ pub(crate) struct Health {
     /// Why it is not connected to its target.
     #[serde(default)]
     pub(crate) disconnected: Option<String>,
+    /// Why nothing more can be written: another initiator has the volume, or has fenced this one.
+    #[serde(default)]
+    pub(crate) kept_out: Option<String>,
     /// Writes that were lost.
     #[serde(default)]
     pub(crate) losses: Option<String>,
@@ -121,9 +134,9 @@ impl Registration {
     /// Registers this process.
     pub(crate) fn new(url: String, place: AttachmentPlace, log: Option<PathBuf>) -> Result<Registration> {
         let pid = std::process::id();
-        let (directory, mount, nbd) = match place {
-            AttachmentPlace::Directory { directory, mount } => (directory, mount, None),
-            AttachmentPlace::Nbd { uri, socket } => (socket.unwrap_or_default(), None, Some(uri)),
+        let (directory, mount, device, nbd) = match place {
+            AttachmentPlace::Directory { directory, mount, device } => (directory, mount, device, None),
+            AttachmentPlace::Nbd { uri, socket } => (socket.unwrap_or_default(), None, None, Some(uri)),
         };
         let attachment = Attachment {
             pid,
@@ -131,8 +144,11 @@ impl Registration {
             url,
             directory,
             mount,
+            device,
             nbd,
             log,
+            stable_name: None,
+            unnamed: None,
             refused: None,
             refusals: 0,
             health: Health::default(),
@@ -162,11 +178,57 @@ impl Registration {
         }
     }
 
+    /// Gives the attachment its name in /dev.
+    ///
+    /// # Errors
+    /// It cannot have this one, and why.
+    pub(crate) fn give_name(&mut self, name: StableName) -> Result<()> {
+        // Noted first, so that a process that dies in between leaves nothing that nobody knows of.
+        self.attachment.stable_name = Some(name.clone());
+        self.write()?;
+        let made = name.make().map_err(|error| match error {
+            NotMade::Failed(error) => error,
+            NotMade::Taken => taken(name.path()),
+        });
+        if let Err(error) = made {
+            self.attachment.stable_name = None;
+            self.go_unnamed(format!("{error:#}"));
+            return Err(error);
+        }
+        self.attachment.unnamed = None;
+        Ok(())
+    }
+
+    /// It has no name in /dev, for this reason.
+    pub(crate) fn go_unnamed(&mut self, why: String) {
+        self.attachment.unnamed = Some(why);
+        if let Err(error) = self.write() {
+            tracing::warn!(error = format!("{error:#}"), "cannot report why there is no stable name");
+        }
+    }
+
+    /// Takes the name away before what it leads to goes: that may be another volume's soon.
+    pub(crate) fn suspend_name(&self) {
+        if let Some(name) = &self.attachment.stable_name {
+            name.remove();
+        }
+    }
+
+    /// What it leads to stays after all.
+    pub(crate) fn resume_name(&mut self) {
+        if let Some(name) = self.attachment.stable_name.clone()
+            && let Err(error) = self.give_name(name)
+        {
+            tracing::warn!(error = format!("{error:#}"), "the attachment has lost its stable name");
+        }
+    }
+
     /// Ends the registration. What was lost stays there until `detach` has reported it.
     pub(crate) fn end(mut self, losses: Option<String>) -> Result<()> {
         let Some(losses) = losses else { return Ok(()) };
         self.attachment.health = Health { losses: Some(losses), ..Health::default() };
         self.attachment.is_detached = true;
+        (self.attachment.stable_name, self.attachment.unnamed) = (None, None);
         let written = self.write();
         std::mem::forget(self);
         written
@@ -179,6 +241,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        self.suspend_name();
         self.dir.remove(&self.name);
     }
 }
@@ -196,6 +259,9 @@ pub(crate) fn list() -> Result<Vec<Attachment>> {
         let Ok(attachment) = serde_json::from_slice::<Attachment>(&content) else { continue };
         let leaves_nothing = || attachment.leftovers().is_ok_and(|leftovers| leftovers.is_empty());
         if attachment.state() == AttachmentState::Died && attachment.health.losses.is_none() && leaves_nothing() {
+            if let Some(name) = &attachment.stable_name {
+                name.remove();
+            }
             dir.remove(&name);
         } else {
             attachments.push(attachment);
@@ -257,7 +323,11 @@ impl Attachment {
     /// Where programs find it.
     pub(crate) fn place(&self) -> AttachmentPlace {
         match &self.nbd {
-            None => AttachmentPlace::Directory { directory: self.directory.clone(), mount: self.mount.clone() },
+            None => AttachmentPlace::Directory {
+                directory: self.directory.clone(),
+                mount: self.mount.clone(),
+                device: self.device.clone(),
+            },
             Some(uri) => {
                 let socket = Some(self.directory.clone()).filter(|path| !path.as_os_str().is_empty());
                 AttachmentPlace::Nbd { uri: uri.clone(), socket }
@@ -272,6 +342,7 @@ impl Attachment {
             || self.nbd.as_deref() == Some(name)
             || self.directory == path
             || self.mount.as_deref() == Some(path.as_path())
+            || self.stable_name.as_ref().is_some_and(|stable| stable.path() == Path::new(name))
             || path.parent() == Some(self.directory.as_path())
     }
 
@@ -299,8 +370,12 @@ impl Attachment {
 
     /// Removes what its dead process has left, and forgets it. Returns what was done, for people.
     pub(crate) fn clean_up(&self) -> Result<Vec<String>> {
-        let done = self.leftovers().and_then(|leftovers| leftovers.remove());
-        let done = done.with_context(|| format!("cannot remove what process {} left", self.pid))?;
+        let mut done = Vec::new();
+        if let Some(name) = self.stable_name.as_ref().filter(|name| name.remove()) {
+            done.push(format!("removed {}", name.path().display()));
+        }
+        let removed = self.leftovers().and_then(|leftovers| leftovers.remove());
+        done.extend(removed.with_context(|| format!("cannot remove what process {} left", self.pid))?);
         self.forget()?;
         Ok(done)
     }
@@ -351,6 +426,38 @@ impl Attachment {
         }
         self.clean_up()
     }
+}
+
+/// Why an attachment cannot have the name at `path`, and what a person can do.
+fn taken(path: &Path) -> anyhow::Error {
+    match who_has(path) {
+        Ok(Some(occupant)) => anyhow!(occupant),
+        // It has gone in between.
+        Ok(None) => anyhow!("something else had the name {}; detach, and attach again", path.display()),
+        Err(error) => error,
+    }
+}
+
+/// What has the name at `path`, and what a person can do about it; `None` if it is free.
+pub(crate) fn who_has(path: &Path) -> Result<Option<String>> {
+    let shown = path.display();
+    let has = |attachment: &Attachment| attachment.stable_name.as_ref().is_some_and(|name| name.path() == path);
+    // Forgets those that left nothing else.
+    let listed = list()?.into_iter().find(|attachment| attachment.pid != std::process::id() && has(attachment));
+    let Some(occupant) = stable_name::occupant(path)? else { return Ok(None) };
+    Ok(Some(match listed {
+        Some(other) if other.state() == AttachmentState::Died => format!(
+            "{shown} is left of process {}, which had {} attached and has died; remove what it left: strongroom detach {}",
+            other.pid,
+            other.url,
+            other.place().name()
+        ),
+        Some(other) => format!(
+            "{shown} is the name of {}, attached by process {}; choose another one for this volume: --name NAME",
+            other.url, other.pid
+        ),
+        None => format!("{occupant}; look what it is and remove it, or choose another name: --name NAME"),
+    }))
 }
 
 /// A path as the kernel's tables have it. What is dead cannot be resolved: of that the parent is.

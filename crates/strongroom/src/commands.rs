@@ -2,13 +2,16 @@
 
 pub(crate) mod attach;
 pub(crate) mod check;
+pub(crate) mod console;
 pub(crate) mod contents;
 pub(crate) mod copy;
+pub(crate) mod csi;
 pub(crate) mod detach;
 pub(crate) mod discover;
 pub(crate) mod doctor;
 pub(crate) mod drain;
 pub(crate) mod erase;
+pub(crate) mod fence;
 pub(crate) mod format;
 pub(crate) mod generate;
 pub(crate) mod identity;
@@ -19,9 +22,9 @@ pub(crate) mod keyserver;
 pub(crate) mod nbd;
 mod new_volume;
 mod opening;
-mod operation;
 pub(crate) mod peer;
 pub(crate) mod plan;
+pub(crate) mod prepare;
 mod receive;
 mod receive_served;
 pub(crate) mod recover;

@@ -1,5 +1,6 @@
 //! How to reach key servers: the arguments that every command shares which may call one. Absent: what they are asked.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use clap::Args;
 use strongroom_handshake::PublicKey;
 use strongroom_keyserver::{Client, ClientOptions, DEFAULT_PORT};
 
+use crate::command_line::option;
 use crate::keys::{self, KEYS, parse_public_key};
 use crate::units::parse_duration;
 
@@ -29,6 +31,9 @@ pub(crate) struct KeyServerArgs {
     /// targets with its HOST:PORT].
     #[arg(long = "key-server-key", value_name = "KEY", value_parser = parse_public_key)]
     pub(crate) key_server_keys: Vec<PublicKey>,
+    /// The file with the identity to ask key servers as, if not this node's: one that several nodes share.
+    #[arg(long = "key-server-identity", value_name = "FILE")]
+    pub(crate) key_server_identity: Option<PathBuf>,
     /// How long to wait for a key server's answer.
     #[arg(long = "key-server-timeout", value_name = "DURATION", default_value = "15s", value_parser = parse_duration)]
     pub(crate) key_server_timeout: Duration,
@@ -49,6 +54,12 @@ impl KeyServerArgs {
         !self.key_servers.is_empty()
     }
 
+    /// The options that say the same, without an identity.
+    pub(crate) fn to_options(&self) -> Vec<OsString> {
+        let servers = self.key_servers.iter().map(|server| option("key-server", server));
+        servers.chain(self.key_server_keys.iter().map(|key| option("key-server-key", key.to_string()))).collect()
+    }
+
     /// A client that calls as the identity in this file [default: ~/.config/strongroom/identity].
     ///
     /// # Errors
@@ -57,6 +68,7 @@ impl KeyServerArgs {
         if !self.is_given() {
             bail!("no key server was named; give one with --key-server HOST, or set STRONGROOM_KEY_SERVER");
         }
+        let identity = self.key_server_identity.as_deref().or(identity);
         let identity = identity.map_or_else(keys::default_identity, PathBuf::from);
         let node_key = Arc::new(keys::read_identity(&identity)?);
         let mut server_keys = self.key_server_keys.clone();

@@ -10,6 +10,7 @@ mod access;
 mod admin;
 mod attachment_process;
 mod attachments;
+mod command_line;
 mod commands;
 mod config;
 mod confirmation;
@@ -21,14 +22,17 @@ mod memory;
 mod metrics;
 pub mod plot;
 mod process;
+mod progress;
 mod root_args;
 mod runtime_dir;
 mod sd_notify;
 mod signals;
+mod stable_name;
 mod state_file;
 mod stats_file;
 mod stopwatch;
 mod table;
+mod target_args;
 pub mod units;
 mod wrapping;
 mod writer;
@@ -74,6 +78,8 @@ enum Command {
     #[command(name = "keyserver")]
     KeyServer(commands::keyserver::KeyServerCommand),
     Status(commands::status::StatusArgs),
+    Console(commands::console::ConsoleArgs),
+    Csi(Box<commands::csi::CsiArgs>),
     #[command(subcommand)]
     Session(commands::session::SessionCommand),
     Drain(commands::drain::DrainArgs),
@@ -84,6 +90,7 @@ enum Command {
     Peer(commands::peer::PeerCommand),
     Attach(Box<commands::attach::AttachCommand>),
     Detach(commands::detach::DetachArgs),
+    Fence(Box<commands::fence::FenceArgs>),
     #[command(subcommand)]
     Nbd(commands::nbd::NbdCommand),
     Copy(commands::copy::CopyArgs),
@@ -118,7 +125,10 @@ impl Command {
             | Command::KeyServer(_)
             | Command::Attach(_)
             | Command::Nbd(_)
+            | Command::Fence(_)
             | Command::Copy(_)
+            | Command::Console(_)
+            | Command::Csi(_)
             | Command::Invite(_)
             | Command::Join(_)
             | Command::Discover(_)
@@ -207,7 +217,10 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
     let cli = parse(arguments);
     if let Err(error) = logging::start(
         &cli.logging,
-        matches!(cli.command, Command::Serve(_) | Command::KeyServer(_) | Command::Attach(_) | Command::Nbd(_)),
+        matches!(
+            cli.command,
+            Command::Serve(_) | Command::KeyServer(_) | Command::Attach(_) | Command::Nbd(_) | Command::Csi(_)
+        ),
     ) {
         eprintln!("strongroom: {}", in_words(&error));
         return ExitCode::from(2);
@@ -227,6 +240,8 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         Command::Serve(args) => commands::serve::run(args),
         Command::KeyServer(args) => commands::keyserver::run(&args),
         Command::Status(args) => commands::status::run(&args),
+        Command::Console(args) => commands::console::run(&args),
+        Command::Csi(args) => commands::csi::run(&args),
         Command::Session(command) => commands::session::run(command),
         Command::Drain(args) => commands::drain::run(args),
         Command::Reload(args) => commands::drain::reload(&args),
@@ -235,6 +250,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         Command::Peer(command) => commands::peer::run(command),
         Command::Attach(command) => commands::attach::run(*command),
         Command::Detach(args) => return commands::detach::run(&args).unwrap_or_else(|error| failed(&error)),
+        Command::Fence(args) => return commands::fence::run(&args).unwrap_or_else(|error| failed(&error)),
         Command::Nbd(command) => return commands::nbd::run(command).unwrap_or_else(|error| failed(&error)),
         Command::Copy(args) => commands::copy::run(args),
         Command::Discover(args) => commands::discover::run(args),

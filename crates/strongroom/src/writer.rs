@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use strongroom_initiator::{
-    AttachError, AttachOptions, LeaseMode, LeaseOptions, RemoteDevice, WriterConflict, describe_process,
+    AttachError, AttachOptions, LeaseMode, LeaseOptions, RemoteDevice, ReservationKey, WriterConflict, describe_process,
 };
 
 use crate::sd_notify;
@@ -29,6 +29,10 @@ pub(crate) struct WriterArgs {
     /// The node that writes to the volume now loses its lease: its unfinished writes fail, and it writes nothing more.
     #[arg(long)]
     take_over: bool,
+    /// Register this node at the volume by this key, 1 to 16 hexadecimal digits, while it is attached, so that other nodes of a cluster can fence it
+    /// (`strongroom fence`). Each node needs a key of its own; from the first one on nobody writes who is not registered.
+    #[arg(long, value_name = "KEY")]
+    reservation_key: Option<ReservationKey>,
     /// How long to wait for an initiator that has the volume and is away [default: until its lease ends]; 0 does not wait.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     wait: Option<Duration>,
@@ -41,7 +45,8 @@ impl WriterArgs {
     /// What is asked of the target. `purpose`: what this process is for, for people elsewhere.
     pub(crate) fn options(&self, purpose: &str) -> LeaseOptions {
         let mode = if self.shared { LeaseMode::Shared } else { LeaseMode::Exclusive };
-        LeaseOptions { mode, take_over: self.take_over, duration: self.lease, ..lease(mode, purpose) }
+        let (take_over, duration, reservation_key) = (self.take_over, self.lease, self.reservation_key);
+        LeaseOptions { mode, take_over, duration, reservation_key, ..lease(mode, purpose) }
     }
 
     /// What to do where the volume is not to be had.

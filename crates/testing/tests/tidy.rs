@@ -28,11 +28,17 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("store", &["block"]),
     ("net", &["block", "channel", "handshake", "iscsi"]),
     ("keyfiles", &["block", "seal"]),
-    ("metrics", &[]),
+    ("unix-socket", &[]),
+    ("metrics", &["unix-socket"]),
+    ("console", &["block", "target"]),
+    ("csi", &["block", "target", "unix-socket"]),
     ("nbd", &["block"]),
     ("keyserver", &["block", "channel", "cipher", "handshake", "metrics", "seal"]),
-    ("initiator", &["block", "channel", "ecl", "handshake", "iscsi", "keyserver", "nbd", "net", "scsi", "seal"]),
-    ("target", &["block", "channel", "ecl", "handshake", "iscsi", "metrics", "net", "scsi", "store"]),
+    (
+        "initiator",
+        &["block", "channel", "ecl", "handshake", "iscsi", "keyserver", "nbd", "net", "scsi", "seal", "unix-socket"],
+    ),
+    ("target", &["block", "channel", "ecl", "handshake", "iscsi", "metrics", "net", "scsi", "store", "unix-socket"]),
     // The whole system in one process, and from one seed.
     (
         "testing",
@@ -44,6 +50,8 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "block",
             "channel",
+            "console",
+            "csi",
             "handshake",
             "initiator",
             "keyfiles",
@@ -99,12 +107,20 @@ const EXCLUSIVE: &[(&str, &[&str])] = &[
     ("des", &["cipher"]),
     ("redb", &["keyserver"]),
     ("httparse", &["metrics"]),
+    // The web console's runtime and the CSI driver's, never that of the data path.
+    ("axum", &["console"]),
+    ("hyper", &["console"]),
+    ("tokio", &["console", "csi"]),
+    ("tonic", &["csi"]),
     ("prometheus-client", &["metrics"]),
     ("clap", &["lab", "strongroom"]),
     ("anyhow", &["lab", "strongroom"]),
     ("indicatif", &["lab", "strongroom"]),
-    // The audit log's chain (keyserver); CHAP's digests (iscsi); a copy's SHA-256 (initiator); the demo takes checksums and repeats a key's derivation from outside (strongroom).
-    ("aws-lc-rs", &["channel", "cipher", "ecl", "handshake", "initiator", "iscsi", "keyserver", "seal", "strongroom"]),
+    // Names of volumes (csi); the audit log's chain (keyserver); CHAP's digests (iscsi); a copy's SHA-256 (initiator); the demo takes checksums and repeats a key's derivation from outside (strongroom).
+    (
+        "aws-lc-rs",
+        &["channel", "cipher", "csi", "ecl", "handshake", "initiator", "iscsi", "keyserver", "seal", "strongroom"],
+    ),
 ];
 
 fn root() -> PathBuf {

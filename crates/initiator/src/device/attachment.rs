@@ -1,19 +1,26 @@
-//! What an attachment keeps over its sessions: the unit, what seals and opens its blocks, the writer lease, and the engine with its requests.
+//! What an attachment keeps over its sessions: the unit, what seals and opens its blocks, the writer lease, its registration as a node of a
+//! cluster, and the engine with its requests.
 //! The thread's driver and the machine of the simulation differ in where sessions come from, not in this.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use strongroom_block::DeviceError;
 use strongroom_scsi::vendor::lease::Writer;
 
 use crate::pipeline::engine::{Engine, EngineOptions};
 use crate::pipeline::meter::RequestMeter;
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::unit::UnitDescription;
-use crate::session::nexus::Nexus;
-use crate::session::transport::SessionTransport;
-use crate::session::writer_lease::{LeaseOutcome, LeaseTalk, WriterLease};
+use crate::reservation::FenceReport;
+use crate::session::nexus::{AccessTalk, Nexus};
+use crate::session::reservation::{NodeRegistration, ReservationOutcome};
+use crate::session::transport::{InitiatorPort, SessionTransport};
+use crate::session::writer_lease::{LeaseOutcome, WriterLease};
 use crate::{AttachError, AttachOptions};
+
+/// A registered node asks so often whether it still is: if it is idle, nothing else would tell it.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// A unit that was probed in a new session.
 #[derive(Debug)]
@@ -28,8 +35,14 @@ pub(super) struct ProbedUnit {
 pub(super) enum LeaseAnswer {
     /// The claim of a new session was answered: open it.
     Open(ProbedUnit),
+    /// The claim of a new session was answered: register, if that is wanted, and open it.
+    Claimed(ProbedUnit),
+    /// The lease stands: whether the registration does is to be asked.
+    CheckRegistration,
     /// Who writes to the unit.
     Writers(Arc<UnitDescription>, Vec<Writer>),
+    /// A request about reservations was carried out.
+    Reported(Arc<UnitDescription>, FenceReport),
     /// The engine knows how the lease stands.
     Noted,
 }
@@ -41,7 +54,13 @@ pub(super) struct Attachment {
     pub(super) sealing: Option<Arc<Sealing>>,
     /// As it was when the last session was opened.
     pub(super) unit: Option<Arc<UnitDescription>>,
-    pub(super) lease: WriterLease,
+    lease: WriterLease,
+    /// If it has a reservation key.
+    registration: Option<NodeRegistration>,
+    /// When it is asked whether that still stands, though nothing says otherwise: who is idle is not told.
+    next_check: Option<Instant>,
+    /// It is being asked because something stands against us.
+    is_doubted: bool,
     meter: Arc<RequestMeter>,
     /// Commands flow when the lease is ours.
     claiming: Option<ProbedUnit>,
@@ -49,8 +68,32 @@ pub(super) struct Attachment {
 
 impl Attachment {
     /// `meter`: measures its requests.
-    pub(super) fn new(options: &AttachOptions, meter: Arc<RequestMeter>) -> Attachment {
-        Attachment { engine: None, sealing: None, unit: None, lease: WriterLease::new(options), meter, claiming: None }
+    pub(super) fn new(options: &AttachOptions, port: InitiatorPort, meter: Arc<RequestMeter>) -> Attachment {
+        Attachment {
+            engine: None,
+            sealing: None,
+            unit: None,
+            lease: WriterLease::new(options),
+            registration: NodeRegistration::new(options, port),
+            next_check: None,
+            is_doubted: false,
+            meter,
+            claiming: None,
+        }
+    }
+
+    /// Why nothing more may be written.
+    pub(super) fn lost(&self) -> Option<&DeviceError> {
+        self.lease.lost().or_else(|| self.registration.as_ref()?.lost())
+    }
+
+    /// Whether the target keeps the volume for this attachment, by a lease or a registration.
+    pub(super) fn is_held(&self) -> bool {
+        self.lost().is_none() && (self.lease.is_held() || self.is_registered())
+    }
+
+    fn is_registered(&self) -> bool {
+        self.registration.as_ref().is_some_and(NodeRegistration::is_registered)
     }
 
     /// The unit of a new session is the one that it should be. Returns it if there is nothing to claim first: open it.
@@ -60,20 +103,37 @@ impl Attachment {
         probed: ProbedUnit,
         nexus: &mut Nexus<T>,
     ) -> Option<ProbedUnit> {
-        let Some(talk) = self.lease.begin(&probed.unit) else { return Some(probed) };
+        let Some(talk) = self.lease.begin(&probed.unit) else { return self.register(now, probed, nexus) };
         nexus.talk_of_lease(now, talk, probed.unit.custody());
         self.claiming = Some(probed);
         None
     }
 
-    /// Asks the target who writes; answered by [`LeaseAnswer::Writers`].
-    pub(super) fn ask_writers<T: SessionTransport>(
+    /// The lease is ours, or none is needed. Returns the unit if there is nothing to register first, or to ask.
+    pub(super) fn register<T: SessionTransport>(
+        &mut self,
+        now: Instant,
+        probed: ProbedUnit,
+        nexus: &mut Nexus<T>,
+    ) -> Option<ProbedUnit> {
+        let registration = self.registration.as_ref().filter(|_| self.lease.lost().is_none());
+        let Some(talk) = registration.and_then(|registration| registration.begin(&probed.unit)) else {
+            return Some(probed);
+        };
+        nexus.talk_of_lease(now, talk, probed.unit.custody());
+        self.claiming = Some(probed);
+        None
+    }
+
+    /// Asks the target something for a caller that does not use the unit; answered by [`LeaseAnswer::Writers`] or [`LeaseAnswer::Reported`].
+    pub(super) fn ask<T: SessionTransport>(
         &mut self,
         now: Instant,
         unit: Arc<UnitDescription>,
+        talk: impl Into<AccessTalk>,
         nexus: &mut Nexus<T>,
     ) {
-        nexus.talk_of_lease(now, LeaseTalk::report(&unit), unit.custody());
+        nexus.talk_of_lease(now, talk, unit.custody());
         self.claiming = Some(ProbedUnit { unit, restarted: false });
     }
 
@@ -92,15 +152,40 @@ impl Attachment {
             }
         }
         if let Some(probed) = self.claiming.take() {
-            return Ok(LeaseAnswer::Open(probed));
+            return Ok(LeaseAnswer::Claimed(probed));
         }
-        if let Some(engine) = &mut self.engine {
-            match self.lease.lost() {
-                Some(error) => engine.lease_lost(error),
-                None => engine.lease_held(),
+        if self.lost().is_none() && self.is_registered() {
+            return Ok(LeaseAnswer::CheckRegistration);
+        }
+        self.tell_engine();
+        Ok(LeaseAnswer::Noted)
+    }
+
+    /// The unit has answered what was said about reservations.
+    pub(super) fn reservation_answered(&mut self, outcome: ReservationOutcome) -> LeaseAnswer {
+        let claiming = self.claiming.take();
+        if let Some(registration) = &mut self.registration {
+            registration.concluded(&outcome);
+        }
+        match (outcome, claiming) {
+            (ReservationOutcome::Reported(report), Some(asked)) => LeaseAnswer::Reported(asked.unit, report),
+            (_, Some(probed)) => LeaseAnswer::Open(probed),
+            (_, None) => {
+                if std::mem::take(&mut self.is_doubted) || self.lost().is_some() {
+                    self.tell_engine();
+                }
+                LeaseAnswer::Noted
             }
         }
-        Ok(LeaseAnswer::Noted)
+    }
+
+    fn tell_engine(&mut self) {
+        let lost = self.lost().cloned();
+        match (&mut self.engine, lost) {
+            (Some(engine), Some(error)) => engine.lease_lost(&error),
+            (Some(engine), None) => engine.lease_held(),
+            (None, _) => {}
+        }
     }
 
     /// Commands may flow. `patience`: how long a flush waits for the keys of a replay; zero: for ever.
@@ -129,13 +214,15 @@ impl Attachment {
             engine.table.now = Some(now);
             engine
         });
-        match self.lease.lost() {
+        let held_by = self.registration.as_ref().is_some_and(NodeRegistration::is_registered) || self.lease.is_held();
+        match self.lease.lost().or_else(|| self.registration.as_ref()?.lost()) {
             // Before anything is sent again.
             Some(error) => engine.lease_lost(error),
-            None if self.lease.is_held() => engine.lease_held(),
+            None if held_by => engine.lease_held(),
             None => {}
         }
         engine.connected(unit.clone(), *restarted);
+        self.next_check = self.is_registered().then_some(now + CHECK_EVERY);
         if let Some(nexus) = nexus {
             nexus.open(now, unit.custody());
         }
@@ -143,21 +230,47 @@ impl Attachment {
 
     /// If something stands against us: asks whether the lease still is ours.
     pub(super) fn check_lease<T: SessionTransport>(&mut self, now: Instant, nexus: &mut Nexus<T>) {
-        if let (Some(engine), Some(unit)) = (&self.engine, &self.unit)
-            && engine.lease.is_doubted()
-            && self.lease.is_held()
-            && !nexus.talks_of_lease()
-            && !nexus.is_logging_out()
-        {
-            nexus.talk_of_lease(now, self.lease.resume(unit), unit.custody());
+        let (Some(engine), Some(unit)) = (&self.engine, &self.unit) else { return };
+        if !self.is_held() || nexus.talks_of_lease() || nexus.is_logging_out() || !nexus.is_open() {
+            return;
+        }
+        if engine.lease.is_doubted() && self.lease.is_held() {
+            return nexus.talk_of_lease(now, self.lease.resume(unit), unit.custody());
+        }
+        let is_doubted = engine.lease.is_doubted();
+        if is_doubted || self.next_check.is_some_and(|at| at <= now) {
+            self.is_doubted = is_doubted;
+            self.ask_registration(now, nexus);
         }
     }
 
-    /// Asks whether the lease still is ours, gives it back, and then logs out: one step at each call, as soon as the last one is answered.
+    /// The lease stands, and something stood against us: asks whether the registration does.
+    pub(super) fn check_registration<T: SessionTransport>(&mut self, now: Instant, nexus: &mut Nexus<T>) {
+        self.is_doubted = true;
+        self.ask_registration(now, nexus);
+    }
+
+    fn ask_registration<T: SessionTransport>(&mut self, now: Instant, nexus: &mut Nexus<T>) {
+        let (Some(unit), Some(registration)) = (&self.unit, &self.registration) else { return };
+        self.next_check = Some(now + CHECK_EVERY);
+        nexus.talk_of_lease(now, registration.check(unit), unit.custody());
+    }
+
+    /// When [`Attachment::check_lease`] has something to ask by itself.
+    pub(super) fn next_check(&self) -> Option<Instant> {
+        self.next_check.filter(|_| self.is_held() && self.is_registered())
+    }
+
+    /// Asks whether the lease still is ours, gives it back, ends the registration, and then logs out: one step at each call, as soon as the
+    /// last one is answered.
     pub(super) fn leave<T: SessionTransport>(&mut self, now: Instant, nexus: &mut Nexus<T>) {
-        match self.unit.as_ref().and_then(|unit| Some((self.lease.leave(unit)?, unit.custody()))) {
-            // Or others would have to wait until it ends by itself.
-            Some((talk, custody)) => nexus.talk_of_lease(now, talk, custody),
+        let Some(unit) = self.unit.clone() else { return nexus.log_out(now) };
+        // Or others would have to wait until it ends by itself.
+        if let Some(talk) = self.lease.leave(&unit) {
+            return nexus.talk_of_lease(now, talk, unit.custody());
+        }
+        match self.registration.as_mut().and_then(|registration| registration.leave(&unit)) {
+            Some(talk) => nexus.talk_of_lease(now, talk, unit.custody()),
             None => nexus.log_out(now),
         }
     }
@@ -165,6 +278,8 @@ impl Attachment {
     /// The session, or a try to make one, has ended.
     pub(super) fn disconnected(&mut self) {
         self.claiming = None;
+        self.next_check = None;
+        self.is_doubted = false;
         if let Some(engine) = &mut self.engine {
             engine.disconnected();
         }

@@ -32,7 +32,7 @@ use crate::pipeline::sealing::Sealing;
 use crate::pipeline::unit::UnitDescription;
 use crate::session::nexus::{Nexus, Notice};
 use crate::session::transport::{InitiatorPort, PacketStatus, SessionTransport, Wire};
-use crate::{AttachError, AttachOptions, PipelineStatus};
+use crate::{AttachError, AttachOptions, FenceReport, FenceRequest, PipelineStatus};
 use datagrams::DatagramSocket;
 use logout::hang_up;
 use pace::Pace;
@@ -47,6 +47,15 @@ pub(super) struct Attached {
     pub(super) sealing: Option<Arc<Sealing>>,
     /// Who writes, if that was asked.
     pub(super) writers: Vec<Writer>,
+    /// What came of a request about reservations.
+    pub(super) report: FenceReport,
+}
+
+impl Attached {
+    /// A unit that was asked something, and is not used.
+    fn unused(unit: Arc<UnitDescription>) -> Attached {
+        Attached { unit, sealing: None, writers: Vec::new(), report: FenceReport::default() }
+    }
 }
 
 /// How the connection is doing, for people and metrics.
@@ -85,12 +94,14 @@ pub struct ConnectionStatus {
 }
 
 /// What the thread is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Ask what the unit is, then leave.
     Inquire,
     /// Ask who writes to it, then leave.
     AskWriters,
+    /// Carry out a request about reservations, then leave.
+    Fence(Arc<FenceRequest>),
     Attach,
 }
 
@@ -141,9 +152,10 @@ impl<T: SessionTransport> Driver<T> {
         let pace = Pace::new(waker.clone());
         let runtime = Runtime::with_waker(runtime_options, waker)
             .map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
+        let port = InitiatorPort::random();
         Ok(Driver {
-            port: InitiatorPort::random(),
-            attachment: Attachment::new(&options, Arc::clone(&intake.meter)),
+            attachment: Attachment::new(&options, port, Arc::clone(&intake.meter)),
+            port,
             intake,
             status,
             runtime,
@@ -269,7 +281,8 @@ impl<T: SessionTransport> Driver<T> {
         };
         let give_up = self.give_up_at();
         let engine = self.attachment.engine.as_ref().and_then(Engine::poll_timeout);
-        [state, give_up, engine, self.logout_deadline].into_iter().flatten().min()
+        let check = self.attachment.next_check();
+        [state, give_up, engine, check, self.logout_deadline].into_iter().flatten().min()
     }
 
     fn give_up_at(&self) -> Option<Instant> {
@@ -452,10 +465,13 @@ impl<T: SessionTransport> Driver<T> {
                     self.lose(now, error);
                 }
             }
+            Notice::Reservation(outcome) => {
+                let answer = self.attachment.reservation_answered(outcome);
+                self.lease_answered(now, Ok(answer));
+            }
             Notice::Lease(outcome) => {
-                if let Err(error) = self.lease_answered(now, outcome) {
-                    self.lose(now, error);
-                }
+                let answer = self.attachment.lease_answered(outcome);
+                self.lease_answered(now, answer);
             }
         }
     }

@@ -20,6 +20,8 @@ use crate::pipeline::operation::Capacity;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often a unit that says nothing is asked.
 const ASK_EVERY: Duration = Duration::from_secs(5);
+/// How many blocks of a part that is said to be unwritten are looked at.
+const UNSEALED_SAMPLES: u64 = 63;
 /// The largest file that Linux knows, in bytes.
 const BYTES_MAX: u64 = i64::MAX as u64;
 
@@ -34,6 +36,15 @@ pub enum Growth {
     NotSealed(Geometry),
     /// It is smaller, has other blocks, or is larger than a file can be. The device stays as it was.
     Refused(Geometry),
+}
+
+/// What is done where a sealed volume has grown and nobody has sealed the new part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnsealedGrowth {
+    /// It is said in the log.
+    Report,
+    /// It is sealed as absent ([`grow_and_seal`]).
+    Seal,
 }
 
 impl RemoteDevice {
@@ -66,9 +77,13 @@ impl RemoteDevice {
     ///
     /// # Errors
     /// If there is no thread to be had.
-    pub fn follow_growth(self: &Arc<Self>, grown: impl FnMut(Geometry) + Send + 'static) -> std::io::Result<()> {
+    pub fn follow_growth(
+        self: &Arc<Self>,
+        unsealed: UnsealedGrowth,
+        grown: impl FnMut(Geometry) + Send + 'static,
+    ) -> std::io::Result<()> {
         let device = Arc::downgrade(self);
-        let mut follower = Follower { grown, told: told(self), asked: Instant::now(), found: None };
+        let mut follower = Follower { unsealed, grown, told: told(self), asked: Instant::now(), found: None };
         std::thread::Builder::new().name("strongroom-growth".into()).spawn(move || {
             while let Some(device) = device.upgrade().filter(|device| !device.intake.is_ending()) {
                 follower.look(&device);
@@ -79,6 +94,70 @@ impl RemoteDevice {
         })?;
         Ok(())
     }
+}
+
+/// As [`RemoteDevice::grow`]; what nobody has sealed as absent is sealed first. Only for the one initiator that writes to the volume: another one
+/// could do the same and then write there.
+///
+/// What is outside the device's size holds nothing of this device's: a target that gives a larger size than it has gains nothing by that.
+///
+/// # Errors
+/// Those of [`RemoteDevice::grow`].
+pub fn grow_and_seal(device: &RemoteDevice) -> Result<Growth, DeviceError> {
+    let theirs = match device.grow()? {
+        Growth::NotSealed(theirs) => theirs,
+        said => return Ok(said),
+    };
+    let from = device.geometry().blocks;
+    if !is_unwritten(device, Lba(from))? {
+        // Somebody with the key has begun to use it, so it is not for us to make it absent.
+        return Ok(Growth::NotSealed(theirs));
+    }
+    device.bounds().check_writable(None)?;
+    let discard = device.discard(Lba(from), theirs.blocks - from)?;
+    device.intake.ask(discard, 0)?;
+    device.flush()?;
+    device.grow()
+}
+
+/// Whether nobody has ever written a block, or sealed it as absent; as the target says.
+fn is_unwritten(device: &RemoteDevice, lba: Lba) -> Result<bool, DeviceError> {
+    let Some(versions) = device.versions() else { return Ok(false) };
+    Ok(matches!(versions.version(lba, StoreSequence(0))?, OpenedVersion::None))
+}
+
+/// Where the part begins that the volume has grown by and that nobody has sealed as absent; `None` if there is no such part.
+///
+/// It is looked for by halving and then by samples, and the target says what is unwritten. One that lies can have blocks made absent, as it can by
+/// showing the volume as it was when it was formatted.
+///
+/// # Errors
+/// `OutOfRange` if there is more than one such part, or nothing is formatted; what the target says.
+pub fn unsealed_part(device: &RemoteDevice) -> Result<Option<Lba>, DeviceError> {
+    let blocks = device.geometry().blocks;
+    if !is_unwritten(device, Lba(blocks - 1))? {
+        return Ok(None);
+    }
+    // Written or sealed below `low`, unwritten from `high` on.
+    let (mut low, mut high) = (0, blocks - 1);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match is_unwritten(device, Lba(middle))? {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+    }
+    let refused = |what: &str| device_error(DeviceErrorKind::OutOfRange, Some(Lba(high)), what);
+    if high == 0 {
+        return Err(refused("the volume is not formatted: strongroom volume format"));
+    }
+    for sample in 1..=UNSEALED_SAMPLES {
+        let at = high + (u128::from(blocks - high) * u128::from(sample) / u128::from(UNSEALED_SAMPLES + 1)) as u64;
+        if !is_unwritten(device, Lba(at))? {
+            return Err(refused("blocks behind this one are in use: say from where on it grew, with --from"));
+        }
+    }
+    Ok(Some(Lba(high)))
 }
 
 /// What there is to a unit's word, to a device with `ours`, that it has `theirs`.
@@ -99,6 +178,7 @@ fn told(device: &RemoteDevice) -> (u64, u64) {
 }
 
 struct Follower<Grown> {
+    unsealed: UnsealedGrowth,
     grown: Grown,
     told: (u64, u64),
     asked: Instant,
@@ -113,7 +193,10 @@ impl<Grown: FnMut(Geometry)> Follower<Grown> {
             return;
         }
         (self.told, self.asked) = (told, Instant::now());
-        let found = device.grow();
+        let found = match self.unsealed {
+            UnsealedGrowth::Report => device.grow(),
+            UnsealedGrowth::Seal => grow_and_seal(device),
+        };
         if self.found.as_ref() != Some(&found) {
             self.tell(device.geometry(), &found);
         }

@@ -72,7 +72,7 @@ impl Initiator {
     pub fn new(options: AttachOptions, isid: [u8; 6]) -> Initiator {
         Initiator {
             port: InitiatorPort { isid },
-            attachment: Attachment::new(&options, Arc::default()),
+            attachment: Attachment::new(&options, InitiatorPort { isid }, Arc::default()),
             options,
             nexus: None,
             last_loss: None,
@@ -130,7 +130,7 @@ impl Initiator {
 
     /// Why nothing more may be written, if another initiator has the volume by now.
     pub fn lease_lost(&self) -> Option<&DeviceError> {
-        self.attachment.lease.lost()
+        self.attachment.lost()
     }
 
     /// Bytes from the target.
@@ -304,6 +304,12 @@ impl Initiator {
                     self.lose(error);
                 }
             }
+            Notice::Reservation(outcome) => {
+                let answer = self.attachment.reservation_answered(outcome);
+                if let Err(error) = self.heed(now, answer) {
+                    self.lose(error);
+                }
+            }
             Notice::Lease(outcome) => {
                 if let Err(error) = self.lease_answered(now, outcome) {
                     self.lose(error);
@@ -333,10 +339,26 @@ impl Initiator {
     }
 
     fn lease_answered(&mut self, now: Instant, outcome: LeaseOutcome) -> Result<(), AttachError> {
-        match self.attachment.lease_answered(outcome)? {
-            LeaseAnswer::Open(probed) => self.opened(now, &probed),
-            LeaseAnswer::Writers(..) | LeaseAnswer::Noted => Ok(()),
-        }
+        let answer = self.attachment.lease_answered(outcome)?;
+        self.heed(now, answer)
+    }
+
+    fn heed(&mut self, now: Instant, answer: LeaseAnswer) -> Result<(), AttachError> {
+        let opened = match answer {
+            LeaseAnswer::Open(probed) => Some(probed),
+            LeaseAnswer::Claimed(probed) => match &mut self.nexus {
+                Some(any) => each!(any, nexus => self.attachment.register(now, probed, nexus)),
+                None => None,
+            },
+            LeaseAnswer::CheckRegistration => {
+                if let Some(any) = &mut self.nexus {
+                    each!(any, nexus => self.attachment.check_registration(now, nexus));
+                }
+                None
+            }
+            LeaseAnswer::Writers(..) | LeaseAnswer::Reported(..) | LeaseAnswer::Noted => None,
+        };
+        opened.map_or(Ok(()), |probed| self.opened(now, &probed))
     }
 
     fn opened(&mut self, now: Instant, probed: &ProbedUnit) -> Result<(), AttachError> {

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::loop_device::{LoopDevice, LoopError};
+use super::mount_options::MountOptions;
 use super::umount_helper;
 
 /// Between tries to unmount a file system that is in use.
@@ -33,7 +34,7 @@ pub struct FileSystemMount {
 }
 
 impl FileSystemMount {
-    /// Mounts what is on `device` on `directory`; `file_system` names the type, else it is detected.
+    /// Mounts what is on `device` on `directory`, with these options; `file_system` names the type, else it is detected.
     ///
     /// # Errors
     /// [`LoopError`]; the loop device is gone then.
@@ -41,20 +42,23 @@ impl FileSystemMount {
         device: LoopDevice,
         directory: &Path,
         file_system: Option<&str>,
+        options: &MountOptions,
         read_only: bool,
     ) -> Result<FileSystemMount, LoopError> {
         let file_system = match file_system {
             Some(name) => name.to_owned(),
             None => device.detect_file_system()?.to_owned(),
         };
-        let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
+        let mut flags = options.flags();
         if read_only {
             flags |= MountFlags::RDONLY;
         }
         let failed =
             |source| LoopError::Mount { file_system: file_system.clone(), directory: directory.to_owned(), source };
         let directory = directory.canonicalize().map_err(failed)?;
-        let mount_with = |data: Option<&CStr>| mount(device.path(), &directory, file_system.as_str(), flags, data);
+        let mount_with = |more: Option<&CStr>| {
+            mount(device.path(), &directory, file_system.as_str(), flags, options.data(more).as_deref())
+        };
         let mounted = match (mount_with(None), without_replay(&file_system)) {
             // What was in use when it was kept has a journal to be replayed, which cannot be written.
             (Err(Errno::ROFS), Some(option)) if read_only => {

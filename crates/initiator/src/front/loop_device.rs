@@ -18,6 +18,7 @@ const LOOP_CLR_FD: libc::c_ulong = 0x4C01;
 const LOOP_SET_CAPACITY: libc::c_ulong = 0x4C07;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
+const BLKFLSBUF: libc::c_ulong = 0x1261;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 /// Blocks of a new ext4, in bytes: the largest that every machine mounts.
@@ -244,11 +245,19 @@ impl LoopDevice {
     }
 }
 
+impl LoopDevice {
+    /// Drops what the kernel has cached of the device itself, after it has tried to write back what is dirty (`BLKFLSBUF`).
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn drop_cached(&self) -> io::Result<()> {
+        command(&self.device, BLKFLSBUF)
+    }
+}
+
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // SAFETY: LOOP_CLR_FD takes no argument; the descriptor is open.
-        if unsafe { libc::ioctl(self.device.as_raw_fd(), LOOP_CLR_FD) } != 0 {
-            let error = io::Error::last_os_error();
+        if let Err(error) = command(&self.device, LOOP_CLR_FD) {
             tracing::warn!(device = %self.path.display(), %error, "the loop device keeps its file; losetup -d frees it");
         }
     }
@@ -280,14 +289,9 @@ pub(crate) fn backing_file(number: u32) -> Option<PathBuf> {
 /// # Errors
 /// What the kernel says; not if it has no file.
 pub(crate) fn release(path: &Path) -> io::Result<()> {
-    let device = File::open(path)?;
-    // SAFETY: LOOP_CLR_FD takes no argument; the descriptor is open.
-    if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD) } == 0 {
-        return Ok(());
-    }
-    match io::Error::last_os_error() {
-        error if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
-        error => Err(error),
+    match command(&File::open(path)?, LOOP_CLR_FD) {
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
+        outcome => outcome,
     }
 }
 
@@ -296,9 +300,14 @@ pub(crate) fn release(path: &Path) -> io::Result<()> {
 /// # Errors
 /// What the kernel says.
 pub fn refresh_size(path: &Path) -> io::Result<()> {
-    let device = File::open(path)?;
-    // SAFETY: LOOP_SET_CAPACITY takes no argument; the descriptor is open.
-    match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_CAPACITY) } {
+    command(&File::open(path)?, LOOP_SET_CAPACITY)
+}
+
+/// One of the requests that take no argument.
+fn command(device: &File, request: libc::c_ulong) -> io::Result<()> {
+    debug_assert!([BLKFLSBUF, LOOP_CLR_FD, LOOP_SET_CAPACITY].contains(&request));
+    // SAFETY: neither of them takes an argument; the descriptor is open.
+    match unsafe { libc::ioctl(device.as_raw_fd(), request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -190,9 +190,9 @@ impl Engine {
         if self.lease.lost().is_some() {
             return;
         }
-        tracing::error!(%error, "the writer lease is lost");
+        tracing::error!(%error, "nothing more may be written from here");
         let waiting = self.lease.set_lost(error);
-        self.flushes.log.give_up();
+        self.flushes.give_up(&mut self.table, error);
         for (key, _) in waiting {
             self.fail_command(key, error.clone());
         }

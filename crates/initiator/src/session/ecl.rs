@@ -10,7 +10,9 @@ use strongroom_ecl::login::{Carrier, LoginAnswer, LoginGrant, LoginRequest};
 use strongroom_ecl::{Config, Datagram, EclKeys, Ecn, RekeyLimits, Scheme, Transmit};
 use strongroom_handshake::{HandshakeError, PublicKey};
 use strongroom_iscsi::{Digests, LoginStatus};
-use strongroom_net::{EclLogins, Link, LinkEnd, LinkEvent, LinkPacket, PacketSplit, StreamId, UdpPacket, UdpTransmit};
+use strongroom_net::{
+    Link, LinkEnd, LinkEvent, LinkPacket, PacketSplit, ProtocolUse, StreamId, UdpPacket, UdpTransmit,
+};
 
 use crate::error::login_error;
 use crate::pipeline::stamps::random;
@@ -129,7 +131,7 @@ impl SessionTransport for EclTransport {
     type Connection = EclConnection;
 
     fn connection(now: Instant, options: &AttachOptions) -> Result<EclConnection, AttachError> {
-        let link = link(now, options, EclLogins::Only)?;
+        let link = link(now, options, ProtocolUse::Only)?;
         Ok(EclConnection { link, out: Vec::new() })
     }
 

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use strongroom_channel::ChannelLimits;
 use strongroom_handshake::HandshakeError;
-use strongroom_net::{EclLogins, Link, LinkEnd, LinkOptions};
+use strongroom_net::{Link, LinkEnd, LinkOptions, ProtocolUse};
 
 use crate::{AttachError, AttachOptions};
 
 /// `ecl`: whether it is the login of an ECL association.
-pub(super) fn link(now: Instant, options: &AttachOptions, ecl: EclLogins) -> Result<Link, AttachError> {
+pub(super) fn link(now: Instant, options: &AttachOptions, ecl: ProtocolUse) -> Result<Link, AttachError> {
     let link_options = LinkOptions {
         setup_timeout: options.timeouts.connect,
         counters: options.counters.clone(),

@@ -17,9 +17,11 @@ use strongroom_scsi::transport::initiator::{Completed, DataIn, Event, Session, S
 use crate::pipeline::engine::{CommandId, Engine};
 use crate::pipeline::unit::UnitDescription;
 use crate::session::probe::{Probe, ProbeStep};
+use crate::session::reservation::ReservationOutcome;
 use crate::session::transport::{InitiatorPort, PacketStatus, SessionChange, SessionTransport, Wire, WireFailure};
-use crate::session::writer_lease::{LeaseOutcome, LeaseTalk};
+use crate::session::writer_lease::LeaseOutcome;
 use crate::{AttachError, AttachOptions};
+pub(crate) use lease::AccessTalk;
 
 /// From how many bytes on what was made is handed to the socket before more is made.
 const TRANSMIT_BYTES: usize = 256 << 10;
@@ -31,6 +33,8 @@ pub(crate) enum Notice {
     Probed(Box<UnitDescription>),
     /// What was to be said about the writer lease was answered.
     Lease(LeaseOutcome),
+    /// What was to be said about reservations was answered.
+    Reservation(ReservationOutcome),
     /// The last connection is gone and the session is not: the tasks wait for a new one. With the reason.
     Suspended(String),
     /// The session goes on.
@@ -69,8 +73,8 @@ impl<T> Dialog<T> {
 pub(crate) struct Nexus<T> {
     transport: T,
     probe: Option<Dialog<Probe>>,
-    /// What is being said about the writer lease.
-    lease: Option<Dialog<LeaseTalk>>,
+    /// What is being said about the writer lease, or about reservations.
+    lease: Option<Dialog<AccessTalk>>,
     tasks: FxHashMap<TaskId, Task>,
     /// Until the unit has answered.
     deadline: Option<Instant>,
@@ -272,7 +276,7 @@ impl<T: SessionTransport> Nexus<T> {
             let doing = match (self.transport.session(), &self.probe) {
                 (None, _) => "making the channel",
                 (Some(_), None) => "logging in",
-                _ if self.lease.is_some() => "claiming the writer lease",
+                _ if self.lease.is_some() => "claiming the writer lease, or registering",
                 _ => "asking the unit what it is",
             };
             let seconds = self.connect_timeout.as_secs();

@@ -12,6 +12,7 @@ use strongroom_initiator::RemoteDevice;
 use strongroom_initiator::front::file_system::FileSystemMount;
 use strongroom_initiator::front::fuse::{FuseMount, FuseOptions};
 use strongroom_initiator::front::loop_device::LoopDevice;
+use strongroom_initiator::front::mount_options::MountOptions;
 use strongroom_target::VolumeSpec;
 
 fn mounted(device: &Arc<RemoteDevice>, at: &Path, files: &Path) -> Option<(FileSystemMount, FuseMount)> {
@@ -25,7 +26,7 @@ fn mounted(device: &Arc<RemoteDevice>, at: &Path, files: &Path) -> Option<(FileS
         }
     };
     drop(backing);
-    Some((FileSystemMount::mount(loop_device, files, Some("ext4"), false).unwrap(), fuse))
+    Some((FileSystemMount::mount(loop_device, files, Some("ext4"), &MountOptions::default(), false).unwrap(), fuse))
 }
 
 /// What another test starts holds, until it runs, copies of all files that are open here: on a busy machine for a while.

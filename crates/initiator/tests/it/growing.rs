@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Host, SIZE};
 use strongroom_block::{BlockDevice, Buffer, DeviceErrorKind, Geometry, Lba};
-use strongroom_initiator::{Growth, RemoteDevice, read_blocking, write_blocking};
+use strongroom_initiator::{
+    Growth, RemoteDevice, UnsealedGrowth, grow_and_seal, read_blocking, unsealed_part, write_blocking,
+};
 use strongroom_target::operate::Operation;
 use strongroom_target::{Catalogue, VolumeSpec};
 
@@ -40,7 +42,7 @@ fn followed(device: &Arc<RemoteDevice>) -> Receiver<Geometry> {
         // Nobody may wait for it any more.
         let _ = sender.send(geometry);
     };
-    device.follow_growth(tell).unwrap();
+    device.follow_growth(UnsealedGrowth::Report, tell).unwrap();
     grown
 }
 
@@ -110,5 +112,49 @@ fn a_sealed_volume_grows_when_somebody_with_the_key_has_sealed_it() {
     grow(&mut host, "vault", 4 * SIZE);
     assert!(matches!(device.grow().unwrap(), Growth::NotSealed(_)));
     assert!(is_outside(&device, 3 * BLOCKS) && holds(&device, 2 * BLOCKS, 5));
+    device.detach().unwrap();
+}
+
+#[test]
+fn the_only_writer_seals_what_its_volume_grows_by() {
+    let mut host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
+    let device = Arc::new(host.attach("vault"));
+    device.format().unwrap();
+    write_blocking(&*device, Lba(BLOCKS - 1), block(3), true).unwrap();
+    assert_eq!(unsealed_part(&device).unwrap(), None);
+    let (sender, grown) = channel();
+    let tell = move |geometry| {
+        let _ = sender.send(geometry);
+    };
+    device.follow_growth(UnsealedGrowth::Seal, tell).unwrap();
+    grow(&mut host, "vault", 3 * SIZE);
+    assert_eq!(grown.recv_timeout(PATIENCE).unwrap().bytes(), 3 * SIZE);
+    assert!(holds(&device, BLOCKS - 1, 3) && holds(&device, BLOCKS, 0) && holds(&device, 3 * BLOCKS - 1, 0));
+    write_blocking(&*device, Lba(2 * BLOCKS), block(5), true).unwrap();
+    // There is nothing more to be sealed.
+    assert_eq!(grow_and_seal(&device).unwrap(), Growth::Same);
+    assert!(holds(&device, 2 * BLOCKS, 5));
+    device.detach().unwrap();
+}
+
+#[test]
+fn what_nobody_has_sealed_is_found_and_nothing_else() {
+    let mut host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
+    let device = host.attach("vault");
+    let refused = unsealed_part(&device).unwrap_err();
+    assert!(refused.message.contains("not formatted"), "{refused}");
+    device.format().unwrap();
+    device.detach().unwrap();
+    grow(&mut host, "vault", 3 * SIZE);
+    let device = host.attach("vault");
+    assert_eq!(unsealed_part(&device).unwrap(), Some(Lba(BLOCKS)));
+    // Blocks behind it are in use: nobody can tell where it grew.
+    for lba in 2 * BLOCKS..3 * BLOCKS - 1 {
+        write_blocking(&device, Lba(lba), block(7), false).unwrap();
+    }
+    assert!(unsealed_part(&device).is_err());
+    let from = Lba(BLOCKS);
+    device.format_grown(from).unwrap();
+    assert_eq!(unsealed_part(&device).unwrap(), None);
     device.detach().unwrap();
 }

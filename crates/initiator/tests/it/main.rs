@@ -11,6 +11,7 @@ mod custody_target;
 mod damage;
 mod ecl;
 mod epochs;
+mod fencing;
 mod file_system;
 mod growing;
 mod hostile_peers;

@@ -199,8 +199,7 @@ fn config(root: &Path, address: SocketAddr, change: fn(&mut Config)) -> Config {
             key: key_of(seed).public().to_string(),
             initiators: vec![initiator.into()],
             volumes: vec!["*".into()],
-            read_only: false,
-            receive: Vec::new(),
+            ..PeerRule::default()
         });
     }
     change(&mut config);

@@ -1,20 +1,20 @@
 //! What one measurement chooses from: a target of some release and scheme, with a volume for each way to reach it: by our own client,
-//! as a file in FUSE, and as ext4 on a mount. All stay attached, for an idle attachment takes no part.
+//! as a file in FUSE, at an NBD socket, and as ext4 on a mount. All stay attached, for an idle attachment takes no part.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use crate::attachment::{Attachment, AttachmentOptions};
 use crate::engine::AttachSettings;
-use crate::fio::{FioJob, FioLength};
+use crate::fio::{FioJob, FioLength, FioVolume};
 use crate::ours::FURTHER_BLOCK_BYTES;
 use crate::schedule::Watch;
 use crate::{BenchError, Contender, Ours, OursOptions, Pattern};
 
 /// Bytes of one write while volumes are filled, and how many are in flight.
-const FILL_BYTES: u64 = 1 << 20;
-const FILL_DEPTH: u32 = 4;
+pub(super) const FILL_BYTES: u64 = 1 << 20;
+pub(super) const FILL_DEPTH: u32 = 4;
 /// How much of an ext4 its one file takes: journal, inodes and what is kept free need the rest.
 const FILE_SHARE: (u64, u64) = (3, 4);
 
@@ -25,6 +25,8 @@ pub enum Way {
     Client,
     /// As a file in FUSE.
     File,
+    /// At the Unix socket of an NBD server.
+    Nbd,
     /// As a file in ext4, mounted by `--mount`.
     Ext4,
 }
@@ -35,6 +37,7 @@ impl Way {
         match self {
             Way::Client => "client",
             Way::File => "file",
+            Way::Nbd => "nbd",
             Way::Ext4 => "ext4",
         }
     }
@@ -44,10 +47,10 @@ impl FromStr for Way {
     type Err = BenchError;
 
     fn from_str(text: &str) -> Result<Way, BenchError> {
-        let found = [Way::File, Way::Ext4].into_iter().find(|way| way.name() == text);
+        let found = [Way::File, Way::Nbd, Way::Ext4].into_iter().find(|way| way.name() == text);
         found.ok_or_else(|| {
             BenchError::Asked(format!(
-                "a program cannot reach a volume by '{text}'; choose from file and ext4 (our own client is measured beside file)"
+                "a program cannot reach a volume by '{text}'; choose from file, nbd and ext4 (our own client is measured beside file and nbd)"
             ))
         })
     }
@@ -88,7 +91,7 @@ pub struct ServeOptions {
     pub release: String,
     /// One attachment for each of these.
     pub attached_with: Vec<AttachArguments>,
-    /// By which ways: [`Way::File`], with the client beside it, and [`Way::Ext4`].
+    /// By which ways: [`Way::File`] and [`Way::Nbd`], with the client beside them, and [`Way::Ext4`].
     pub ways: Vec<Way>,
     /// Bytes of each volume with ext4.
     pub ext4_bytes: u64,
@@ -104,6 +107,8 @@ pub struct ServedVolumes {
     attached: Vec<AttachedVolumes>,
     pub(super) ours: Ours,
     pub(super) release: String,
+    /// Bytes of the volumes that hold no file system.
+    volume_bytes: u64,
 }
 
 /// The volumes that were attached with the same arguments.
@@ -111,6 +116,7 @@ pub struct ServedVolumes {
 struct AttachedVolumes {
     name: String,
     file: Option<Attachment>,
+    nbd: Option<Attachment>,
     ext4: Option<Attachment>,
 }
 
@@ -131,13 +137,14 @@ impl ServedVolumes {
         if let Some(busy_poll) = &busy_poll {
             target.serve_args.extend(["--busy-poll".into(), busy_poll.clone()]);
         }
+        let volume_bytes = target.volume_bytes;
         let mut ours = Ours::start(target)?.with_fills(fills);
         if let Some(busy_poll) = &busy_poll {
             ours = ours.with_busy_poll(busy_poll);
         }
-        let mut served = ServedVolumes { attached: Vec::new(), ours, release };
+        let mut served = ServedVolumes { attached: Vec::new(), ours, release, volume_bytes };
         for (at, AttachArguments { name, arguments }) in attached_with.into_iter().enumerate() {
-            served.attached.push(AttachedVolumes { name, file: None, ext4: None });
+            served.attached.push(AttachedVolumes { name, file: None, nbd: None, ext4: None });
             for way in &ways {
                 let volume = volume_name(*way, at);
                 let own = directory.join(&volume);
@@ -153,6 +160,7 @@ impl ServedVolumes {
                 match way {
                     Way::Client => {}
                     Way::File => new.file = Some(Attachment::file(options)?),
+                    Way::Nbd => new.nbd = Some(Attachment::nbd(options)?),
                     Way::Ext4 => new.ext4 = Some(Attachment::ext4(options)?),
                 }
                 (0..fills).try_for_each(|_| served.fill(*way, at, watch))?;
@@ -177,6 +185,7 @@ impl ServedVolumes {
         let found = match way {
             Way::Client => None,
             Way::File => attached.file.as_mut(),
+            Way::Nbd => attached.nbd.as_mut(),
             Way::Ext4 => attached.ext4.as_mut(),
         };
         let found = found.ok_or_else(|| BenchError::Asked(format!("nothing was attached as {}", way.name())))?;
@@ -184,28 +193,34 @@ impl ServedVolumes {
         Ok(found)
     }
 
-    /// The file that a program uses, and how many of its bytes.
-    pub(super) fn program_file(&mut self, way: Way, at: usize) -> Result<(PathBuf, u64), BenchError> {
+    /// What a program uses, and how many of its bytes.
+    pub(super) fn program_volume(&mut self, way: Way, at: usize) -> Result<(FioVolume, u64), BenchError> {
+        let volume_bytes = self.volume_bytes;
         let attachment = self.attachment(way, at)?;
-        let file = attachment.file_path().to_owned();
-        let bytes = fs::metadata(&file).map_err(|error| BenchError::file(&file, error))?.len();
-        if way == Way::Ext4 {
-            let bytes = bytes / FILE_SHARE.1 * FILE_SHARE.0 / FILL_BYTES * FILL_BYTES;
-            return Ok((attachment.mounted_path().join("program.data"), bytes));
+        let path = attachment.path().to_owned();
+        match way {
+            Way::Nbd => Ok((FioVolume::Nbd { socket: path }, volume_bytes)),
+            Way::Client | Way::File | Way::Ext4 => {
+                let bytes = fs::metadata(&path).map_err(|error| BenchError::file(&path, error))?.len();
+                if way != Way::Ext4 {
+                    return Ok((FioVolume::File(path), bytes));
+                }
+                let bytes = bytes / FILE_SHARE.1 * FILE_SHARE.0 / FILL_BYTES * FILL_BYTES;
+                Ok((FioVolume::File(attachment.mounted_path().join("program.data")), bytes))
+            }
         }
-        Ok((file, bytes))
     }
 
-    /// Writes every byte of the file once.
+    /// Writes every byte of what a program uses once.
     fn fill(&mut self, way: Way, at: usize, watch: &dyn Watch) -> Result<(), BenchError> {
-        let (file, file_bytes) = self.program_file(way, at)?;
+        let (volume, volume_bytes) = self.program_volume(way, at)?;
         let job = FioJob {
-            file,
-            file_bytes,
+            volume,
+            volume_bytes,
             pattern: Pattern::SeqWrite,
             size: FILL_BYTES,
             depth: FILL_DEPTH,
-            is_direct: way == Way::File,
+            is_direct: way != Way::Ext4,
             length: FioLength::WholeFile,
             seed: 0,
         };

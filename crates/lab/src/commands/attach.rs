@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use strongroom_lab::attach::{self, AttachArguments, AttachPlan, ServeOptions, ServedVolumes, Way};
+use strongroom_lab::attach::{self, AttachArguments, AttachPlan, Contenders, Rival, ServeOptions, ServedVolumes, Way};
+use strongroom_lab::peers::{Backing, PeerKind, PeerOptions};
 use strongroom_lab::{
     BenchError, FURTHER_BLOCK_BYTES, Hosts, Machine, OursOptions, Pattern, Placement, Product, SchemeChoice, Setup,
     Watch,
 };
 
+use super::peers::memory_directory;
 use super::progress::Progress;
 use super::results::{ResultsArgs, seconds};
 use super::site::Site;
@@ -32,13 +34,15 @@ const EXT4_BYTES_MIN: u64 = 32 << 20;
 /// Smallest volume for its file, in bytes: several I/Os of 1 MiB.
 const VOLUME_BYTES_MIN: u64 = 8 << 20;
 
-/// fio on an attached volume, as a file in FUSE and as ext4 on --mount, beside our own client without FUSE. Needs root and fio.
+/// fio on an attached volume, as a file in FUSE, by NBD, and as ext4 on --mount, beside our own client, nbdkit, and qemu-nbd with LUKS. Needs root
+/// and fio.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     strongroom-lab attach --json attach.jsonl && strongroom-lab report attach.jsonl --attach attach.md\n  \
     strongroom-lab attach --program old=/opt/old/strongroom --program new=target/release/strongroom --schemes S2-5\n  \
     strongroom-lab attach --schemes S2-5 --attach-with 'one=' --attach-with 'two=--connections 2' --ways file\n\n\
-    The file is used with direct I/O: 4 KiB random reads and writes at depth 1 and 16, 1 MiB sequential ones at depth 4. In ext4 a whole file is \
+    The file is used with direct I/O, and NBD at a Unix socket by one connection: 4 KiB random reads and writes at depth 1 and 16, 64 KiB \
+    sequential ones at depth 16, 1 MiB at depth 4. In ext4 a whole file is \
     read, and written and made durable, through the page cache, in which nothing of it is at the beginning; 4 KiB random reads are direct, at depth \
     16. Nothing is pinned unless --target-cpus or --initiator-cpus is given (programs then run where initiators do). It runs in namespaces of its \
     own (mounts, network, processes): what is attached is not seen outside, and goes with it.")]
@@ -53,8 +57,8 @@ pub(crate) struct AttachArgs {
     /// The schemes to compare, by the paper's names or by what they do, or 'all'.
     #[arg(long, value_name = "LIST", default_value = "S0,S2-1,S2-5")]
     schemes: String,
-    /// How programs reach the volume: file, ext4, or both.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "file,ext4")]
+    /// How programs reach the volume: file, nbd, ext4. With nbd, nbdkit and qemu-nbd with LUKS take part.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "file,nbd,ext4")]
     ways: Vec<Way>,
     /// What programs do: seqread, seqwrite, randread, randwrite.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
@@ -164,6 +168,10 @@ pub(super) fn run(args: &AttachArgs) -> Result<()> {
     namespaces::enter()?;
     let mut machine = Machine::look();
     machine.add_program("fio", &["--version"]);
+    if args.ways.contains(&Way::Nbd) {
+        machine.add_program("nbdkit", &["--version"]);
+        PeerKind::QemuLuks.add_programs(&mut machine);
+    }
     for ReleaseProgram { name, path, .. } in &args.programs {
         let said = std::process::Command::new(path).arg("--version").output();
         let said = said.with_context(|| format!("cannot run {}", path.display()))?;
@@ -194,8 +202,15 @@ pub(super) fn run(args: &AttachArgs) -> Result<()> {
             }
         }
     }
-    let outcome = attach::run(&plan, &mut served, &mut progress);
-    drop(served);
+    let mut contenders = Contenders { served, rivals: Vec::new() };
+    if plan.ways.contains(&Way::Nbd) {
+        match Rival::start_all(&args.rival_options(&plan.placement, amounts, &site)?, &progress) {
+            Ok(rivals) => contenders.rivals = rivals,
+            Err(error) => return stopped_or(args, progress, error),
+        }
+    }
+    let outcome = attach::run(&plan, &mut contenders, &mut progress);
+    drop(contenders);
     args.results.conclude(progress, outcome)
 }
 
@@ -243,6 +258,18 @@ impl AttachArgs {
             bail!("two --attach-with have one name; give each its own");
         }
         Ok(self.attach_with.clone())
+    }
+
+    fn rival_options(&self, placement: &Placement, amounts: Amounts, site: &Site) -> Result<PeerOptions> {
+        Ok(PeerOptions {
+            lab_binary: std::env::current_exe().context("cannot find this program's own file")?,
+            backing: Backing::Memory,
+            volume_bytes: amounts.volume_bytes,
+            block_sizes: vec![FURTHER_BLOCK_BYTES],
+            placement: placement.clone(),
+            directory: site.directory("rivals")?,
+            memory: memory_directory(),
+        })
     }
 
     fn target(

@@ -230,7 +230,7 @@ impl PeersArgs {
 }
 
 /// Where files lie in memory.
-fn memory_directory() -> PathBuf {
+pub(super) fn memory_directory() -> PathBuf {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
 }

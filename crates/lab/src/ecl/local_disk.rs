@@ -4,7 +4,7 @@ use std::fs;
 
 use super::EclPlan;
 use crate::cell::CellKey;
-use crate::fio::{FioJob, FioLength, FioOutcome};
+use crate::fio::{FioJob, FioLength, FioOutcome, FioVolume};
 use crate::rawio::RawioPlan;
 use crate::schedule::Watch;
 use crate::{BenchError, Cell, Point};
@@ -58,8 +58,8 @@ fn measure(
     let directory = plan.disk_directory.join("fio");
     fs::create_dir_all(&directory).map_err(|error| BenchError::file(&directory, error))?;
     let job = FioJob {
-        file: directory.join("file"),
-        file_bytes: plan.volume_bytes,
+        volume: FioVolume::File(directory.join("file")),
+        volume_bytes: plan.volume_bytes,
         pattern: point.pattern,
         size: point.size,
         depth: point.depth,

@@ -7,7 +7,7 @@ use super::goal::{self, Figure, Goal};
 use super::measure::Measure;
 use super::summary::{GridPoint, Row, Spread, Summary};
 use super::words;
-use crate::attach::{BENCH_EXT4, BENCH_FILE, Way};
+use crate::attach::{BENCH_EXT4, BENCH_FILE, QEMU_LUKS, Way};
 use crate::{Cell, Results};
 use strongroom::plot::number;
 
@@ -148,51 +148,70 @@ fn above(row: &Row, client: &Row) -> Option<Spread> {
     )
 }
 
-/// A figure that was asked for: of which I/O, of what, and how much.
+/// A figure that was asked for: of which I/O, by which way, of what, and how much.
 struct Asked {
-    bench: &'static str,
+    way: Way,
     pattern: &'static str,
+    size: u64,
     depth: u32,
     what: &'static str,
     goal: Goal,
 }
 
+impl Asked {
+    const fn new(way: Way, io: (&'static str, u64, u32), what: &'static str, goal: Goal) -> Asked {
+        let (pattern, size, depth) = io;
+        Asked { way, pattern, size, depth, what, goal }
+    }
+
+    fn bench(&self) -> &'static str {
+        if self.way == Way::Ext4 { BENCH_EXT4 } else { BENCH_FILE }
+    }
+}
+
 const ABOVE_CLIENT: &str = "p50 above our own client without FUSE, µs";
+const OF_CLIENT: &str = "throughput / our own client's";
+const OF_LUKS: &str = "throughput / that of qemu-nbd with LUKS";
 const THOUSANDS: &str = "thousand I/Os a second";
 const MIBS: &str = "MiB/s";
-const ASKED: [Asked; 6] = [
-    Asked { bench: BENCH_FILE, pattern: "randread", depth: 1, what: ABOVE_CLIENT, goal: Goal::AtMost(35.0) },
-    Asked { bench: BENCH_FILE, pattern: "randwrite", depth: 1, what: ABOVE_CLIENT, goal: Goal::AtMost(35.0) },
-    Asked { bench: BENCH_FILE, pattern: "randread", depth: 16, what: THOUSANDS, goal: Goal::AtLeast(120.0) },
-    Asked { bench: BENCH_EXT4, pattern: "seqread", depth: 1, what: MIBS, goal: Goal::AtLeast(1536.0) },
-    Asked { bench: BENCH_EXT4, pattern: "seqwrite", depth: 1, what: MIBS, goal: Goal::AtLeast(1228.8) },
-    Asked { bench: BENCH_EXT4, pattern: "randread", depth: 16, what: THOUSANDS, goal: Goal::AtLeast(80.0) },
+const ASKED: [Asked; 10] = [
+    Asked::new(Way::File, ("randread", 4 << 10, 1), ABOVE_CLIENT, Goal::AtMost(35.0)),
+    Asked::new(Way::File, ("randwrite", 4 << 10, 1), ABOVE_CLIENT, Goal::AtMost(35.0)),
+    Asked::new(Way::File, ("randread", 4 << 10, 16), THOUSANDS, Goal::AtLeast(120.0)),
+    Asked::new(Way::Nbd, ("randread", 4 << 10, 16), OF_CLIENT, Goal::AtLeast(0.9)),
+    Asked::new(Way::Nbd, ("randwrite", 4 << 10, 16), OF_CLIENT, Goal::AtLeast(0.9)),
+    Asked::new(Way::Nbd, ("seqread", 64 << 10, 16), OF_LUKS, Goal::AtLeast(3.0)),
+    Asked::new(Way::Nbd, ("seqwrite", 64 << 10, 16), OF_LUKS, Goal::AtLeast(3.0)),
+    Asked::new(Way::Ext4, ("seqread", 1 << 20, 1), MIBS, Goal::AtLeast(1536.0)),
+    Asked::new(Way::Ext4, ("seqwrite", 1 << 20, 1), MIBS, Goal::AtLeast(1228.8)),
+    Asked::new(Way::Ext4, ("randread", 4 << 10, 16), THOUSANDS, Goal::AtLeast(80.0)),
 ];
 
-/// What was asked of a sealed volume, of the release that was named last.
+/// What was asked of a sealed volume, of the release that was named last. A way that did not take part is left out.
 fn figures(summaries: &[&Summary]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for asked in &ASKED {
-        let Some(summary) = summaries.iter().find(|summary| summary.experiment.bench == asked.bench) else { continue };
+        let Some(summary) = summaries.iter().find(|summary| summary.experiment.bench == asked.bench()) else {
+            continue;
+        };
         let is_asked = |row: &&Row| {
-            let GridPoint { pattern, depth, .. } = &row.point;
-            let is_judged = |cell: &Cell| cell.key.scheme == JUDGED_SCHEME && cell.access.way != Way::Client.name();
-            (pattern.as_str(), *depth) == (asked.pattern, asked.depth) && cell(row).is_some_and(is_judged)
+            let GridPoint { pattern, size, depth, .. } = &row.point;
+            (pattern.as_str(), *size, *depth) == (asked.pattern, asked.size, asked.depth)
+                && is_by(row, asked.way)
+                && cell(row).is_some_and(|cell| cell.key.scheme == JUDGED_SCHEME)
         };
         let Some(row) = summary.rows.iter().rfind(is_asked) else { continue };
+        let luks = || summary.rows.iter().find(|other| other.point == row.point && other.contender == QEMU_LUKS);
         let came_out = match asked.what {
             ABOVE_CLIENT => client_of(summary, row).and_then(|client| above(row, client)),
+            OF_CLIENT => client_of(summary, row).and_then(|client| row.ratio(client, Measure::Throughput)),
+            OF_LUKS => luks().and_then(|luks| row.ratio(luks, Measure::Throughput)),
             THOUSANDS => row.spread(Measure::Kiops),
             _ => row.spread(Measure::Throughput),
         };
         figures.push(Figure {
             what: asked.what.to_owned(),
-            at: format!(
-                "{}, {}, {}",
-                row.contender,
-                if asked.bench == BENCH_EXT4 { "ext4" } else { "file" },
-                row.point.in_words()
-            ),
+            at: format!("{}, {}, {}", row.contender, asked.way.name(), row.point.in_words()),
             goal: asked.goal,
             came_out: came_out.map(|spread| (spread.median, format!(" ({:.1}–{:.1})", spread.low, spread.high))),
         });

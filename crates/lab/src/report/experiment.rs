@@ -154,10 +154,11 @@ const KNOWN: &[Description] = &[
     ),
     Description {
         bench: "attach",
-        title: "A program on the file of an attached volume",
-        question: "What does a program get from a volume that is attached as a file, compared with our own client without FUSE?",
-        method: "fio with direct I/O on the file that `strongroom attach` shows in FUSE; our own client does the same I/O in a process of the lab, \
-                 on another volume of the same target. Both ends and the program share the processors unless they are pinned.",
+        title: "A program on an attached volume, as a file and by NBD",
+        question: "What does a program get from a volume that is attached as a file or served by NBD, compared with our own client without either?",
+        method: "fio with direct I/O on the file that `strongroom attach` shows in FUSE, and by one NBD connection to the Unix socket of `strongroom nbd \
+                 serve`; our own client does the same I/O in a process of the lab, on another volume of the same target. nbdkit has a disk in its own \
+                 memory; qemu-nbd has LUKS on a tuned tgt. Both ends and the program share the processors unless they are pinned.",
         main: Measure::Throughput,
     },
     Description {

@@ -4,23 +4,12 @@
 use std::collections::VecDeque;
 
 use strongroom_block::Buffer;
-use strongroom_channel::{Channel, ChannelLimits, FrameKind};
+use strongroom_channel::{Channel, FrameKind};
 use strongroom_handshake::{EclSecret, PairingBinding, Protocol, PublicKey};
 
+use super::detached::Detachable;
 use super::packets::{LinkPacket, PacketFramer};
-use super::{Link, LinkEnd, LinkEvent, LinkPurpose, LinkState, end, pairing, transfer};
-
-/// Whether a channel may be the login of an ECL association, which is another protocol than iSCSI.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EclLogins {
-    /// It is not.
-    #[default]
-    Never,
-    /// A target: as the initiator likes.
-    Admitted,
-    /// An initiator: it is nothing else.
-    Only,
-}
+use super::{Link, LinkEnd, LinkEvent, LinkPurpose, LinkState, end};
 
 /// Longest message of an ECL login, in bytes: two names, or a reason.
 pub const ECL_MESSAGE_BYTES_MAX: usize = 2048;
@@ -32,18 +21,6 @@ pub(super) struct Agreement {
     pub(super) protocol: Protocol,
     pub(super) ecl: Option<EclSecret>,
     pub(super) pairing: Option<PairingBinding>,
-}
-
-impl Agreement {
-    /// What the channel takes: a longer frame is refused as soon as its prefix is there.
-    pub(super) fn limits(&self, usual: ChannelLimits) -> ChannelLimits {
-        match self.protocol {
-            Protocol::Transfer => transfer::limits(usual),
-            Protocol::Pairing => pairing::limits(usual),
-            Protocol::Ecl => ChannelLimits { header_bytes_max: ECL_MESSAGE_BYTES_MAX, data_bytes_max: 0, ..usual },
-            _ => usual,
-        }
-    }
 }
 
 /// The channel of a login, and what the association's keys come from, until they are taken.
@@ -122,18 +99,22 @@ impl EclChannel {
 impl Link {
     /// The channel stands.
     pub(super) fn begin_channel(&mut self, channel: Box<Channel>, agreement: Agreement) {
-        match (agreement.protocol, agreement.pairing) {
-            (Protocol::Transfer, _) => self.state = LinkState::Transfer(channel),
-            (Protocol::Pairing, Some(binding)) => self.state = LinkState::Pairing(channel, binding),
-            (Protocol::Ecl, _) => {
-                self.state = LinkState::Ecl(Box::new(EclChannel { channel, secret: agreement.ecl, packets: None }));
+        let purpose = match agreement.protocol {
+            Protocol::Transfer => LinkPurpose::Transfer,
+            Protocol::Pairing => LinkPurpose::Pairing,
+            Protocol::Operator => LinkPurpose::Operator,
+            Protocol::Ecl => LinkPurpose::Ecl,
+            Protocol::Blocks | Protocol::Keys => LinkPurpose::Blocks,
+        };
+        self.state = match purpose {
+            LinkPurpose::Blocks => LinkState::Channel(channel),
+            LinkPurpose::Ecl => LinkState::Ecl(Box::new(EclChannel { channel, secret: agreement.ecl, packets: None })),
+            LinkPurpose::Transfer | LinkPurpose::Pairing | LinkPurpose::Operator => {
+                // What comes next is for who takes the channel.
+                self.held = Some(Vec::new());
+                LinkState::Detachable(Detachable { purpose, channel, binding: agreement.pairing })
             }
-            _ => self.state = LinkState::Channel(channel),
-        }
-        if matches!(self.purpose(), LinkPurpose::Transfer | LinkPurpose::Pairing) {
-            // What comes next is for who takes the channel.
-            self.held = Some(Vec::new());
-        }
+        };
         self.establish(Some(agreement.peer));
     }
 

@@ -7,9 +7,7 @@ use strongroom_block::{CryptoCounters, Suite};
 use strongroom_channel::{ChannelLimits, Scheme};
 use strongroom_handshake::{Offer, Protocols};
 
-use super::ecl::EclLogins;
-use super::pairing::Pairings;
-use super::transfer::Transfers;
+use super::detached::ProtocolUse;
 
 /// What both ends of a link agreed to use it for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +16,22 @@ pub enum LinkPurpose {
     Blocks,
     /// The login of an ECL association: messages flow.
     Ecl,
-    /// A snapshot is sent: [`Link::into_transfer`](super::Link::into_transfer) has the channel, and no PDUs flow.
+    /// A snapshot is sent.
     Transfer,
-    /// An invitation is taken up: [`Link::into_pairing`](super::Link::into_pairing) has the channel, and no PDUs flow.
+    /// An invitation is taken up.
     Pairing,
+    /// An operator makes and changes volumes.
+    Operator,
+}
+
+impl LinkPurpose {
+    /// Whether no PDUs flow, and [`Link::into_detached`](super::Link::into_detached) has the channel.
+    pub fn is_detached(self) -> bool {
+        match self {
+            LinkPurpose::Blocks | LinkPurpose::Ecl => false,
+            LinkPurpose::Transfer | LinkPurpose::Pairing | LinkPurpose::Operator => true,
+        }
+    }
 }
 
 /// Limits of a link.
@@ -36,11 +46,13 @@ pub struct LinkOptions {
     /// The cipher suites, likewise.
     pub suites: Vec<Suite>,
     /// Whether snapshots may be sent over it.
-    pub transfers: Transfers,
+    pub transfers: ProtocolUse,
     /// Whether invitations may be taken up over it.
-    pub pairings: Pairings,
+    pub pairings: ProtocolUse,
+    /// Whether operators may make requests over it.
+    pub operators: ProtocolUse,
     /// Whether it may be the login of an ECL association.
-    pub ecl: EclLogins,
+    pub ecl: ProtocolUse,
     /// Limits of the channel; its `data_bytes_max` likewise bounds what one connection can make us hold.
     pub channel: ChannelLimits,
     /// Keys of a channel that are in use serve us for so long; zero: for any time.
@@ -52,14 +64,16 @@ pub struct LinkOptions {
 impl LinkOptions {
     pub(super) fn protocols(&self) -> Protocols<'_> {
         let offer = Offer { schemes: &self.schemes, suites: &self.suites };
-        let (ecl, transfer) = (self.ecl == EclLogins::Admitted, self.transfers == Transfers::Admitted);
-        let pairing = self.pairings == Pairings::Admitted;
-        match (self.ecl, self.transfers, self.pairings) {
-            (EclLogins::Only, ..) => Protocols::Ecl(offer),
-            (_, Transfers::Only, _) => Protocols::Transfer,
-            (.., Pairings::Only) => Protocols::Pairing,
-            (EclLogins::Never, Transfers::Never, Pairings::Never) => Protocols::Blocks(offer),
-            _ => Protocols::Port { blocks: offer, ecl, transfer, pairing },
+        let others = [self.ecl, self.transfers, self.pairings, self.operators];
+        match others.iter().position(|other| *other == ProtocolUse::Only) {
+            Some(0) => Protocols::Ecl(offer),
+            Some(1) => Protocols::Transfer,
+            Some(2) => Protocols::Pairing,
+            Some(_) => Protocols::Operator,
+            None => {
+                let [ecl, transfer, pairing, operator] = others.map(|other| other == ProtocolUse::Admitted);
+                Protocols::Port { blocks: offer, ecl, transfer, pairing, operator }
+            }
         }
     }
 }
@@ -71,9 +85,10 @@ impl Default for LinkOptions {
             data_bytes_max: 1 << 20,
             schemes: vec![Scheme::default()],
             suites: vec![Suite::default()],
-            transfers: Transfers::default(),
-            pairings: Pairings::default(),
-            ecl: EclLogins::default(),
+            transfers: ProtocolUse::default(),
+            pairings: ProtocolUse::default(),
+            operators: ProtocolUse::default(),
+            ecl: ProtocolUse::default(),
             channel: ChannelLimits::default(),
             rekey_after: Duration::from_secs(3600),
             counters: Arc::new(CryptoCounters::new()),

@@ -101,6 +101,69 @@ impl Move {
     }
 }
 
+/// The basic parameter list as an initiator makes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReserveOutList {
+    /// RESERVATION KEY: the one that the nexus is registered with.
+    pub key: u64,
+    /// SERVICE ACTION RESERVATION KEY: the new key, or the victim's.
+    pub action_key: u64,
+    /// APTPL.
+    pub persist: bool,
+    /// ALL_TG_PT.
+    pub all_target_ports: bool,
+}
+
+impl ReserveOutList {
+    /// The list.
+    pub fn encode(&self) -> [u8; BASIC_BYTES] {
+        let mut list = [0; BASIC_BYTES];
+        list[..8].copy_from_slice(&self.key.to_be_bytes());
+        list[8..16].copy_from_slice(&self.action_key.to_be_bytes());
+        list[20] = u8::from(self.all_target_ports) << 2 | u8::from(self.persist);
+        list
+    }
+}
+
+/// A registration as READ FULL STATUS reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportedRegistration {
+    /// Its reservation key.
+    pub key: u64,
+    /// The type of the reservation, if the nexus holds it. Not checked.
+    pub holds: Option<u8>,
+    /// What the initiator is called, as the target says: an iSCSI name in lower case, or what else a TransportID names it by.
+    pub initiator_name: String,
+    /// Its session identifier, if the target names the port.
+    pub isid: Option<[u8; 6]>,
+}
+
+/// READ FULL STATUS, as an initiator reads it; `None` if it is cut short or contradicts itself.
+pub fn parse_full_status(bytes: &[u8]) -> Option<Vec<ReportedRegistration>> {
+    let len = be32(bytes, 4)? as usize;
+    let mut rest = bytes.get(8..)?.get(..len)?;
+    let mut found = Vec::new();
+    while !rest.is_empty() {
+        let (key, flags, kind, id_len) = (be64(rest, 0)?, *rest.get(12)?, *rest.get(13)? & 0x0f, be32(rest, 20)?);
+        let id = rest.get(24..)?.get(..id_len as usize)?;
+        let (initiator_name, isid) = match parse_transport_id(id, 0) {
+            Some((nexus, _)) => (nexus.initiator_name.to_string(), Some(nexus.isid)),
+            None => (name_in(id), None),
+        };
+        let holds = (flags & 0x01 != 0).then_some(kind);
+        found.push(ReportedRegistration { key, holds, initiator_name, isid });
+        rest = &rest[24 + id_len as usize..];
+    }
+    Some(found)
+}
+
+/// The text of a TransportID that names no initiator port of iSCSI, for people.
+fn name_in(id: &[u8]) -> String {
+    let name = id.get(4..).unwrap_or_default();
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    String::from_utf8_lossy(&name[..end]).to_ascii_lowercase()
+}
+
 /// A TransportID of an iSCSI initiator port: `name,i,0xISID`, zero-terminated and padded to a multiple of four.
 pub fn transport_id(nexus: &NexusId) -> Vec<u8> {
     let isid: String = nexus.isid.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -301,3 +301,35 @@ fn all_target_ports_means_each_of_them() {
     state.change(&through(5), op::SA_PR_REGISTER, 0, &list(0xc, 0, 4)).unwrap();
     assert_eq!(state.registrations().len(), 1, "b's alone");
 }
+
+#[test]
+fn what_an_initiator_makes_and_reads_is_what_a_target_reads_and_makes() {
+    use parameters::{ReserveOutList, parse_full_status};
+    let made = ReserveOutList { key: 0xa, action_key: 0xb, persist: true, all_target_ports: true };
+    assert_eq!(made.encode().to_vec(), list(0xa, 0xb, 5));
+    let mut state = PersistentReservations::default();
+    for (name, key) in [("a", 0xa), ("b", 0xb)] {
+        state.change(&nexus(name), op::SA_PR_REGISTER, 0, &list(0, key, 1)).unwrap();
+    }
+    state.change(&nexus("b"), op::SA_PR_RESERVE, 5, &list(0xb, 0, 0)).unwrap();
+    let status = state.report(op::SA_PR_READ_FULL_STATUS);
+    let read = parse_full_status(&status).unwrap();
+    let seen: Vec<_> = read.iter().map(|one| (one.key, one.holds, one.initiator_name.clone(), one.isid)).collect();
+    assert_eq!(
+        seen,
+        ["a", "b"].map(|name| {
+            let nexus = nexus(name);
+            let (key, holds) = if name == "a" { (0xa, None) } else { (0xb, Some(5)) };
+            (key, holds, nexus.initiator_name.to_string(), Some(nexus.isid))
+        })
+    );
+    // Cut short anywhere, it is not taken for a list without the rest.
+    for len in 0..status.len() {
+        assert_eq!(parse_full_status(&status[..len]), None, "{len}");
+    }
+    // Somebody is named by something else than a port of iSCSI.
+    let mut other = status.clone();
+    other[8 + 24] = 0x05;
+    let read = parse_full_status(&other).unwrap();
+    assert!(read[0].isid.is_none() && read[0].initiator_name.starts_with(&*nexus("a").initiator_name));
+}

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::answer_peers::{self, InviteRequest};
+use super::answer_volumes;
 use super::error::{ReloadError, RequestError};
 use super::workers::{ask, recheck};
-use super::{Reloaded, Reply, Request, StatusReport};
+use super::{PROTOCOL, Reloaded, Reply, Request, StatusReport};
 use crate::names::VolumeName;
 use crate::operate::operate_served;
 use crate::services::TargetServices;
@@ -19,7 +20,8 @@ pub(super) fn answer(services: &Arc<TargetServices>, request: Request) -> Reply 
     execute(services, request).unwrap_or_else(|error| Reply::Error(error.to_string()))
 }
 
-fn execute(services: &Arc<TargetServices>, request: Request) -> Result<Reply, RequestError> {
+/// Does what is asked for, but for the requests that a stream belongs to.
+pub(crate) fn execute(services: &Arc<TargetServices>, request: Request) -> Result<Reply, RequestError> {
     match request {
         Request::Status => Ok(Reply::Status(Box::new(status(services)))),
         Request::SessionDrop { id, initiator, peer, volume } => {
@@ -32,6 +34,11 @@ fn execute(services: &Arc<TargetServices>, request: Request) -> Result<Reply, Re
             let description = operate_served(services, &volume, &operation)?;
             Ok(Reply::Volume(Box::new(description)))
         }
+        Request::Volumes { volume } => answer_volumes::list(services, volume.as_deref()),
+        Request::VolumeCreate { volume } => answer_volumes::create(services, &volume),
+        Request::VolumeDelete { volume } => answer_volumes::delete(services, &volume),
+        Request::VolumeGrant { volume, peer } => answer_volumes::grant(services, &volume, &peer),
+        Request::VolumeRevoke { volume, peer } => answer_volumes::revoke(services, &volume, &peer),
         Request::Send { .. } => Err(RequestError::SendAmongRequests),
         Request::Receive { .. } => Err(RequestError::ReceiveAmongRequests),
         Request::Receptions { volume, abandon } => {
@@ -52,8 +59,8 @@ fn execute(services: &Arc<TargetServices>, request: Request) -> Result<Reply, Re
             services.scheduler.look_again();
             Ok(Reply::Sessions(ended + changed))
         }
-        Request::Invite { name, volumes, read_only, expires_s, addresses } => {
-            let request = InviteRequest { name, volumes, read_only, expires_s, addresses };
+        Request::Invite { name, volumes, read_only, role, expires_s, addresses } => {
+            let request = InviteRequest { name, volumes, read_only, role, expires_s, addresses };
             Ok(answer_peers::invite(services, request)?)
         }
         Request::Invitations => Ok(answer_peers::invitations(services)),
@@ -77,6 +84,7 @@ pub(crate) fn status(services: &TargetServices) -> StatusReport {
     let reports = ask(services, Order::Report);
     let root = services.catalogue.root();
     let mut status = StatusReport {
+        protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime_s: services.metrics.uptime().as_secs_f64(),
@@ -88,6 +96,7 @@ pub(crate) fn status(services: &TargetServices) -> StatusReport {
         schedules: services.scheduler.report(),
         memory: services.budget.report(),
         counters: services.stats(),
+        latencies: super::activity::latencies(&services.metrics.latencies()),
         sessions: Vec::new(),
         volumes: Vec::new(),
     };

@@ -6,6 +6,7 @@ use super::workers::recheck;
 use super::{InvitationReport, InvitationText, PeerOperation, PeerOrigin, PeerReport, Reply};
 use crate::names::{VolumeName, for_log};
 use crate::pairing::{InvitationRecord, NewInvitation, PairingError, PeerChange, PeerName, now_s};
+use crate::roles::PeerRole;
 use crate::services::TargetServices;
 
 /// What is asked for with an invitation.
@@ -13,6 +14,7 @@ pub(super) struct InviteRequest {
     pub(super) name: String,
     pub(super) volumes: Vec<String>,
     pub(super) read_only: bool,
+    pub(super) role: PeerRole,
     pub(super) expires_s: u64,
     pub(super) addresses: Vec<String>,
 }
@@ -20,18 +22,21 @@ pub(super) struct InviteRequest {
 pub(super) fn invite(services: &TargetServices, request: InviteRequest) -> Result<Reply, PairingError> {
     let target = services.endpoint.public_key().ok_or(PairingError::NoIdentity)?;
     let name = request.name.parse::<PeerName>()?;
-    check_volumes(services, &request.volumes)?;
+    if !request.volumes.is_empty() || request.role == PeerRole::Initiator {
+        check_volumes(services, &request.volumes)?;
+    }
     let addresses = addresses(services, &request.addresses)?;
     let secret = PairingSecret::generate();
     let new = NewInvitation {
         name,
         volumes: request.volumes,
         read_only: request.read_only,
+        role: request.role,
         expires_s: request.expires_s,
         key: secret.key(),
     };
     let expires_at = services.peers.invite(new, &services.settings().rules, now_s())?;
-    tracing::info!(name = request.name, expires_s = request.expires_s, "gave out an invitation");
+    tracing::info!(name = request.name, role = %request.role, expires_s = request.expires_s, "gave out an invitation");
     let invitation = Invitation { target, secret, expires_at, addresses: addresses.clone() };
     let invitation = InvitationText(invitation.to_text().to_string());
     Ok(Reply::Invited { invitation, addresses, expires_at })
@@ -43,6 +48,7 @@ pub(super) fn invitations(services: &TargetServices) -> Reply {
         name: invitation.name.to_string(),
         volumes: invitation.volumes.clone(),
         read_only: invitation.read_only,
+        role: invitation.role,
         expires_at: invitation.expires_at,
         expires_in_s: invitation.expires_at.saturating_sub(now_s),
     };
@@ -62,6 +68,7 @@ pub(super) fn peers(services: &TargetServices) -> Reply {
         key: peer.key.trim().to_owned(),
         volumes: peer.volumes.clone(),
         read_only: peer.read_only,
+        role: peer.role,
         origin: PeerOrigin::Configuration,
         since: None,
     });
@@ -70,6 +77,7 @@ pub(super) fn peers(services: &TargetServices) -> Reply {
         key: peer.key.to_string(),
         volumes: peer.volumes.clone(),
         read_only: peer.read_only,
+        role: peer.role,
         origin: if settings.rules.overrides(peer) { PeerOrigin::Overridden } else { PeerOrigin::Invitation },
         since: Some(peer.since),
     });
@@ -89,6 +97,7 @@ pub(super) fn change(services: &TargetServices, name: &str, operation: PeerOpera
         }
         // A volume that is no longer there, too.
         PeerOperation::Deny { volumes } => PeerChange::Deny(volumes),
+        PeerOperation::Role { role } => PeerChange::Role(role),
     };
     services.peers.change_peer(name, change, &services.settings().rules)?;
     services.replace_database();

@@ -5,7 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{REPLY_BYTES_MAX, Reply, Request, SLICE_BYTES_MAX};
+use serde::Deserialize;
+
+use super::{PROTOCOL, REPLY_BYTES_MAX, Reply, Request, SLICE_BYTES_MAX};
 
 /// A connection to a running target.
 #[derive(Debug)]
@@ -44,7 +46,7 @@ impl Client {
     /// # Errors
     /// [`AdminError::Connect`].
     pub fn connect(path: &Path) -> Result<Option<Client>, AdminError> {
-        match super::socket::connect(path) {
+        match strongroom_unix_socket::connect(path) {
             Ok(stream) => Ok(Some(Client { stream: BufReader::new(stream), path: path.to_owned() })),
             // A socket that nobody listens at was left by a target that was killed.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
@@ -130,7 +132,12 @@ impl Client {
         if reply.last() != Some(&b'\n') {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
-        serde_json::from_slice(&reply).map_err(io::Error::other)
+        serde_json::from_slice(&reply).map_err(|error| match other_protocol(&reply) {
+            Some(theirs) => io::Error::other(format!(
+                "it speaks version {theirs} of the admin protocol, and this program version {PROTOCOL}; use programs of one version"
+            )),
+            None => io::Error::other(error),
+        })
     }
 
     fn exchange(&mut self, line: &[u8], patience: Duration) -> io::Result<Reply> {
@@ -145,4 +152,15 @@ impl Client {
         }
         reply
     }
+}
+
+/// The version of the protocol in a status report that this program does not understand, if it is another one.
+fn other_protocol(reply: &[u8]) -> Option<u32> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    enum Versioned {
+        Status { protocol: u32 },
+    }
+    let Versioned::Status { protocol } = serde_json::from_slice(reply).ok()?;
+    (protocol != PROTOCOL).then_some(protocol)
 }

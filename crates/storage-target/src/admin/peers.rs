@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
+use crate::roles::PeerRole;
+
 /// What becomes of a peer that has joined by invitation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
@@ -27,6 +29,11 @@ pub enum PeerOperation {
         /// Which, as they were allowed.
         volumes: Vec<String>,
     },
+    /// It is this to the target, from now on.
+    Role {
+        /// What.
+        role: PeerRole,
+    },
 }
 
 /// The text of an invitation: a secret on its way to the one who asked for it.
@@ -49,6 +56,9 @@ pub struct InvitationReport {
     pub volumes: Vec<String>,
     /// It may only read.
     pub read_only: bool,
+    /// What it will be to the target.
+    #[serde(default)]
+    pub role: PeerRole,
     /// When it expires, in seconds since 1970.
     pub expires_at: u64,
     /// How long that is from now, in seconds.
@@ -66,6 +76,9 @@ pub struct PeerReport {
     pub volumes: Vec<String>,
     /// It may only read.
     pub read_only: bool,
+    /// What it is to the target.
+    #[serde(default)]
+    pub role: PeerRole,
     /// Where this is said.
     pub origin: PeerOrigin,
     /// When it joined by invitation, in seconds since 1970.

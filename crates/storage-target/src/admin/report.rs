@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use strongroom_store::SpaceState;
 
+use super::activity::{ActivityReport, LatencyReport};
 use crate::budget::MemoryReport;
 use crate::schedule::Schedule;
 use crate::stats::Stats;
@@ -13,6 +14,9 @@ use crate::stats::Stats;
 /// A target at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
+    /// The version of the admin protocol: [`PROTOCOL`](super::PROTOCOL). 0: a target from before it had one.
+    #[serde(default)]
+    pub protocol: u32,
     /// The program's version.
     pub version: String,
     /// The process.
@@ -37,6 +41,9 @@ pub struct StatusReport {
     pub memory: MemoryReport,
     /// Counters since the start.
     pub counters: Stats,
+    /// How long operations have taken since the start.
+    #[serde(default)]
+    pub latencies: Vec<LatencyReport>,
     /// Who is logged in.
     pub sessions: Vec<SessionReport>,
     /// Every volume that is open now.
@@ -209,6 +216,9 @@ pub struct VolumeReport {
     /// What background verification did since the volume was opened (custody `target`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<VerificationReport>,
+    /// Scrubbing, and who holds writer leases.
+    #[serde(default)]
+    pub activity: ActivityReport,
     /// A snapshot that was received waits for sessions that see the one before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<WaitingReport>,
@@ -240,6 +250,12 @@ impl std::fmt::Display for WaitingReport {
 pub struct VerificationReport {
     /// Blocks that opened.
     pub opened: u64,
+    /// The next block to look at; those before it are done in this pass.
+    #[serde(default)]
+    pub next: u64,
+    /// All of it is verified, and nothing was written since.
+    #[serde(default)]
+    pub is_done: bool,
     /// Addresses of blocks that do not open (the first thousand).
     pub bad_blocks: Vec<u64>,
 }

@@ -1,33 +1,29 @@
 //! The listening side: a socket of mode 0600 from the moment it is there, a thread per client, bounds on all of it.
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketFlags;
+use strongroom_unix_socket::SocketName;
 
 use super::lines::{read_line, send};
 use super::{CLIENT_PATIENCE, CLIENTS_MAX, Reply, Request};
 use crate::error::StartError;
 use crate::services::TargetServices;
 
-/// `sun_path` has 108 bytes; a longer path is reached through its directory.
-const PATH_BYTES_MAX: usize = 100;
-
 /// After a failed accept, so that a lack of descriptors does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The socket of a running target; gone when dropped.
 pub(crate) struct AdminSocket {
-    path: PathBuf,
+    name: Option<SocketName>,
     listener: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -36,18 +32,19 @@ impl AdminSocket {
     /// Listens at `path` and answers from `shared`.
     pub(crate) fn start(path: &Path, shared: Arc<TargetServices>) -> Result<AdminSocket, StartError> {
         let failed = |source: io::Error| StartError::AdminSocket { path: path.to_owned(), source };
-        let listener = Arc::new(listen(path).map_err(failed)?);
+        let (name, listener) = bind(path).map_err(failed)?;
+        let listener = Arc::new(listener);
         let own = Arc::clone(&listener);
         let body = move || accept_clients(&own, &shared);
         let thread = std::thread::Builder::new().name("admin".to_owned()).spawn(body).map_err(failed)?;
-        Ok(AdminSocket { path: path.to_owned(), listener, thread: Some(thread) })
+        Ok(AdminSocket { name: Some(name), listener, thread: Some(thread) })
     }
 }
 
 impl Drop for AdminSocket {
     fn drop(&mut self) {
         // Nobody new: first the name goes, then `accept` ends with an error.
-        let _ = fs::remove_file(&self.path);
+        drop(self.name.take());
         let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -55,48 +52,15 @@ impl Drop for AdminSocket {
     }
 }
 
-/// Connects to a socket, however long its path.
-pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
-    if path.as_os_str().len() <= PATH_BYTES_MAX {
-        return UnixStream::connect(path);
-    }
-    let (_dir, short) = shortened(path)?;
-    UnixStream::connect(short)
-}
-
-/// The same file by way of a descriptor of its directory, which must stay open meanwhile.
-fn shortened(path: &Path) -> io::Result<(fs::File, PathBuf)> {
-    use std::os::fd::AsRawFd as _;
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let dir = fs::File::open(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-    let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name);
-    Ok((dir, short))
-}
-
-fn listen(path: &Path) -> io::Result<OwnedFd> {
-    match connect(path) {
-        Ok(_) => {
+/// Only this user may connect.
+fn bind(path: &Path) -> io::Result<(SocketName, OwnedFd)> {
+    strongroom_unix_socket::listen(path, Mode::RUSR | Mode::WUSR).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
             let problem = "another target answers there; stop it, or give this one another `admin_socket`";
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, problem));
+            io::Error::new(io::ErrorKind::AddrInUse, problem)
         }
-        // Left by a target that was killed. Anything else of that name is not ours to remove.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            use std::os::unix::fs::FileTypeExt as _;
-            if fs::symlink_metadata(path)?.file_type().is_socket() {
-                fs::remove_file(path)?;
-            }
-        }
-        Err(_) => {}
-    }
-    let long = path.as_os_str().len() > PATH_BYTES_MAX;
-    let (_dir, bound) =
-        if long { shortened(path).map(|(dir, short)| (Some(dir), short))? } else { (None, path.into()) };
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // Linux takes the mode of the file from that of the socket: it is never open to others, not even for a moment.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(bound.as_os_str().as_bytes())?)?;
-    rustix::net::listen(&socket, CLIENTS_MAX as i32)?;
-    Ok(socket)
+        _ => error,
+    })
 }
 
 fn accept_clients(listener: &OwnedFd, shared: &Arc<TargetServices>) {

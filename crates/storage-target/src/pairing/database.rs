@@ -15,6 +15,7 @@ use super::error::PeerDatabaseError;
 use super::names::PeerName;
 use super::{DATABASE_NAME, INVITATIONS_MAX, PEERS_MAX, VOLUMES_MAX};
 use crate::names::{VolumeName, for_log};
+use crate::roles::PeerRole;
 
 /// Largest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 32 << 20;
@@ -30,6 +31,7 @@ pub(crate) struct PairedPeer {
     /// `*` for all.
     pub(crate) volumes: Vec<String>,
     pub(crate) read_only: bool,
+    pub(crate) role: PeerRole,
     /// When it joined, in seconds since 1970.
     pub(crate) since: u64,
 }
@@ -40,6 +42,7 @@ pub(crate) struct InvitationRecord {
     pub(crate) name: PeerName,
     pub(crate) volumes: Vec<String>,
     pub(crate) read_only: bool,
+    pub(crate) role: PeerRole,
     pub(crate) expires_at: u64,
     /// Checks proofs of it.
     pub(crate) key: PairingKey,
@@ -71,6 +74,8 @@ struct PeerEntry {
     key: String,
     volumes: Vec<String>,
     read_only: bool,
+    #[serde(default, skip_serializing_if = "PeerRole::is_usual")]
+    role: PeerRole,
     since: u64,
 }
 
@@ -80,6 +85,8 @@ struct InvitationEntry {
     name: String,
     volumes: Vec<String>,
     read_only: bool,
+    #[serde(default, skip_serializing_if = "PeerRole::is_usual")]
+    role: PeerRole,
     expires_at: u64,
     proof_key: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -170,6 +177,7 @@ impl PeerEntry {
             key: peer.key.to_string(),
             volumes: peer.volumes.clone(),
             read_only: peer.read_only,
+            role: peer.role,
             since: peer.since,
         }
     }
@@ -180,6 +188,7 @@ impl PeerEntry {
             key: self.key.parse::<PublicKey>().map_err(|error| format!("peer '{}': {error}", for_log(&self.name)))?,
             volumes: checked_volumes(&self.volumes)?,
             read_only: self.read_only,
+            role: self.role,
             since: self.since,
         })
     }
@@ -196,6 +205,7 @@ impl InvitationEntry {
             name: invitation.name.to_string(),
             volumes: invitation.volumes.clone(),
             read_only: invitation.read_only,
+            role: invitation.role,
             expires_at: invitation.expires_at,
             proof_key,
             used_by: invitation.used_by.map(|key| key.to_string()),
@@ -208,6 +218,7 @@ impl InvitationEntry {
             name: peer_name(&self.name)?,
             volumes: checked_volumes(&self.volumes)?,
             read_only: self.read_only,
+            role: self.role,
             expires_at: self.expires_at,
             key: key_of_hex(&self.proof_key).ok_or_else(|| of(&"its proof_key is none"))?,
             used_by: self.used_by.as_deref().map(str::parse::<PublicKey>).transpose().map_err(|error| of(&error))?,
@@ -284,6 +295,7 @@ mod tests {
             name: name.parse().unwrap(),
             volumes: vec!["vault".into()],
             read_only: name == "carol",
+            role: if name == "carol" { PeerRole::Operator } else { PeerRole::Initiator },
             expires_at: 1_795_905_000,
             key: PairingSecret::from_bytes([0x11; PairingSecret::BYTES]).key(),
             used_by,
@@ -294,6 +306,7 @@ mod tests {
                 key: key(0x33),
                 volumes: vec!["vault".into(), "*".into()],
                 read_only: false,
+                role: PeerRole::Initiator,
                 since: 1_795_901_400,
             }],
             invitations: vec![invitation("alice", Some(key(0x33))), invitation("carol", None)],

@@ -3,11 +3,9 @@
 //! Absent: what an invitation is good for, which `registry` knows.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-use strongroom_net::PairingChannel;
 
 use super::failures::ProofFailures;
 use super::message::{JoinedMessage, Message, PairingRefusal};
@@ -15,7 +13,8 @@ use super::now_s;
 use super::registry::Joining;
 use crate::admin::recheck;
 use crate::channel_stream::{ChannelStream, ConnectionError};
-use crate::connection_slots::{ConnectionSlot, network_of};
+use crate::connection_slots::network_of;
+use crate::detached_connection::DetachedConnection;
 use crate::pool::Pool;
 use crate::services::TargetServices;
 
@@ -27,15 +26,6 @@ const CONNECTIONS_MAX: usize = 16;
 const CONNECTIONS_PER_ADDRESS_MAX: usize = 4;
 /// How long a node may take to say what it wants, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// A connection whose node says that it was invited.
-pub(crate) struct IncomingPairing {
-    pub(crate) stream: TcpStream,
-    pub(crate) pairing: PairingChannel,
-    pub(crate) from: SocketAddr,
-    /// Its slot is that of a connection that has proven nothing.
-    pub(crate) slot: ConnectionSlot,
-}
 
 /// The pairings under way.
 pub(crate) struct Pairings {
@@ -61,7 +51,7 @@ impl Pairings {
     }
 
     /// Serves a connection elsewhere: the caller goes on at once. Where there is no place for it, it ends without a word.
-    pub(crate) fn begin(&self, services: &Arc<TargetServices>, incoming: IncomingPairing) {
+    pub(crate) fn begin(&self, services: &Arc<TargetServices>, incoming: DetachedConnection) {
         let from = incoming.from;
         let Some(place) = self.place(from.ip()) else {
             return tracing::warn!(peer = %from, "too many nodes want to join at the same time; one was turned away");
@@ -100,24 +90,17 @@ fn lock(table: &Mutex<PairingTable>) -> MutexGuard<'_, PairingTable> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn run(services: &TargetServices, incoming: IncomingPairing, place: &PairingPlace) {
-    let IncomingPairing { stream, pairing, from, slot } = incoming;
-    let _slot = slot;
-    if let Err(error) = serve(services, stream, pairing, from, place) {
+fn run(services: &TargetServices, incoming: DetachedConnection, place: &PairingPlace) {
+    let from = incoming.from;
+    if let Err(error) = serve(services, incoming, place) {
         tracing::warn!(peer = %from, %error, "a node that said it was invited went away, or broke the rules");
     }
 }
 
-fn serve(
-    services: &TargetServices,
-    stream: TcpStream,
-    pairing: PairingChannel,
-    from: SocketAddr,
-    place: &PairingPlace,
-) -> Result<(), ConnectionError> {
+fn serve(services: &TargetServices, incoming: DetachedConnection, place: &PairingPlace) -> Result<(), ConnectionError> {
     let deadline = Instant::now() + PATIENCE;
-    let PairingChannel { channel, binding } = pairing;
-    let node = channel.peer;
+    let DetachedConnection { stream, mut channel, from, slot: _slot } = incoming;
+    let (node, binding) = (channel.peer, channel.binding.take().ok_or(ConnectionError::Malformed)?);
     let mut stream = ChannelStream::new(stream, channel, deadline)?;
     let Ok(Message::Join(proof)) = Message::decode(&stream.receive(deadline)?.header) else {
         return Err(ConnectionError::Malformed);
@@ -133,8 +116,8 @@ fn serve(
             // Workers judge logins by rules of their own hold: before the node hears that it may come.
             recheck(services, None);
             tracing::info!(peer = %from, key = %node, name = %peer.name, was_joined, "a node has joined");
-            let (read_only, name, volumes) = (peer.read_only, peer.name, peer.volumes);
-            Message::Joined(JoinedMessage { was_joined, read_only, name, volumes })
+            let (read_only, role, name, volumes) = (peer.read_only, peer.role, peer.name, peer.volumes);
+            Message::Joined(JoinedMessage { was_joined, read_only, role, name, volumes })
         }
         Err(refusal) => {
             if refusal == PairingRefusal::NotValid {

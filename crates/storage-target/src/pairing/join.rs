@@ -5,11 +5,12 @@
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{HandshakeError, Invitation, NodeKey, PublicKey};
-use strongroom_net::{Link, LinkEnd, LinkOptions, LinkPurpose, PairingChannel, Pairings};
+use strongroom_net::{DetachedChannel, LinkEnd, LinkOptions, LinkPurpose, ProtocolUse};
 
 use super::message::{Malformed, Message, PairingRefusal};
 use crate::channel_stream::{ChannelStream, ConnectionError};
 use crate::dial::{Dial, DialError, dial};
+use crate::roles::PeerRole;
 
 /// How long the target may take for its answer, which it writes to its disk first.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
@@ -23,6 +24,8 @@ pub struct Joined {
     pub volumes: Vec<String>,
     /// It may read only.
     pub read_only: bool,
+    /// What it is to the target.
+    pub role: PeerRole,
     /// It had joined before, with the same invitation.
     pub was_joined: bool,
     /// The address at which the target was, `host:port`.
@@ -115,8 +118,8 @@ pub fn join(
 }
 
 fn join_at(invitation: &Invitation, address: &str, node: &NodeKey, timeout: Duration) -> Result<Joined, JoinError> {
-    let (stream, link, deadline) = connect(invitation, address, node, timeout)?;
-    let PairingChannel { channel, binding } = link.into_pairing().expect("just looked at");
+    let (stream, mut channel, deadline) = connect(invitation, address, node, timeout)?;
+    let binding = channel.binding.take().expect("the channel of a pairing has one");
     let mut stream = ChannelStream::new(stream, channel, deadline)?;
     let proof = invitation.secret.key().prove(&binding);
     stream.send(&Message::Join(proof).encode(), &[], deadline)?;
@@ -128,6 +131,7 @@ fn join_at(invitation: &Invitation, address: &str, node: &NodeKey, timeout: Dura
                 name: joined.name.to_string(),
                 volumes: joined.volumes,
                 read_only: joined.read_only,
+                role: joined.role,
                 was_joined: joined.was_joined,
                 address: address.to_owned(),
             })
@@ -142,12 +146,12 @@ fn connect(
     address: &str,
     node: &NodeKey,
     timeout: Duration,
-) -> Result<(std::net::TcpStream, Link, Instant), JoinError> {
+) -> Result<(std::net::TcpStream, DetachedChannel, Instant), JoinError> {
     let unusable = || JoinError::Unreachable(format!("'{address}' is no address"));
     let (host, port) = address.rsplit_once(':').ok_or_else(unusable)?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let to = Dial { host, port: port.parse().map_err(|_| unusable())?, node, expected: &[invitation.target] };
-    let options = LinkOptions { setup_timeout: timeout, pairings: Pairings::Only, ..LinkOptions::default() };
+    let options = LinkOptions { setup_timeout: timeout, pairings: ProtocolUse::Only, ..LinkOptions::default() };
     let at = address.to_owned();
     dial(&to, options, LinkPurpose::Pairing).map_err(|error| match error {
         DialError::Unreachable(problem) => JoinError::Unreachable(problem),

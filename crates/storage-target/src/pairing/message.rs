@@ -7,6 +7,7 @@ use strongroom_handshake::PairingProof;
 use super::VOLUMES_MAX;
 use super::names::PeerName;
 use crate::names::VolumeName;
+use crate::roles::PeerRole;
 
 /// Why a target does not let a node join. The words are the initiator's own: nothing that a target says is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,6 +76,7 @@ pub(crate) struct JoinedMessage {
     /// It had joined before.
     pub(crate) was_joined: bool,
     pub(crate) read_only: bool,
+    pub(crate) role: PeerRole,
     /// What the target calls it.
     pub(crate) name: PeerName,
     /// `*` for all.
@@ -91,13 +93,19 @@ const JOINED: u8 = 2;
 const REFUSED: u8 = 3;
 const WAS_JOINED: u8 = 1;
 const READ_ONLY: u8 = 2;
+const OPERATOR: u8 = 4;
 
 impl Message {
     pub(crate) fn encode(&self) -> Vec<u8> {
         match self {
             Message::Join(proof) => [&[JOIN][..], proof.as_bytes()].concat(),
             Message::Joined(joined) => {
-                let flags = (u8::from(joined.was_joined) * WAS_JOINED) | (u8::from(joined.read_only) * READ_ONLY);
+                let flags = [
+                    (joined.was_joined, WAS_JOINED),
+                    (joined.read_only, READ_ONLY),
+                    (joined.role == PeerRole::Operator, OPERATOR),
+                ];
+                let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
                 let mut out = vec![JOINED, flags];
                 put_name(&mut out, joined.name.as_str());
                 out.push(u8::try_from(joined.volumes.len()).expect("no peer has more than VOLUMES_MAX"));
@@ -124,7 +132,7 @@ impl Message {
 
 fn decode_joined(bytes: &[u8]) -> Option<JoinedMessage> {
     let (&flags, mut rest) = bytes.split_first()?;
-    if flags & !(WAS_JOINED | READ_ONLY) != 0 {
+    if flags & !(WAS_JOINED | READ_ONLY | OPERATOR) != 0 {
         return None;
     }
     let name = take_name(&mut rest)?.parse().ok()?;
@@ -138,7 +146,8 @@ fn decode_joined(bytes: &[u8]) -> Option<JoinedMessage> {
     });
     let volumes = volumes.collect::<Option<Vec<String>>>()?;
     let (was_joined, read_only) = (flags & WAS_JOINED != 0, flags & READ_ONLY != 0);
-    rest.is_empty().then_some(JoinedMessage { was_joined, read_only, name, volumes })
+    let role = if flags & OPERATOR == 0 { PeerRole::Initiator } else { PeerRole::Operator };
+    rest.is_empty().then_some(JoinedMessage { was_joined, read_only, role, name, volumes })
 }
 
 /// Behind its length in one byte: names are short.
@@ -170,7 +179,8 @@ mod tests {
 
     fn joined() -> JoinedMessage {
         let volumes = vec!["vault".into(), "*".into()];
-        JoinedMessage { was_joined: true, read_only: false, name: "alice".parse().unwrap(), volumes }
+        let (role, name) = (PeerRole::Initiator, "alice".parse().unwrap());
+        JoinedMessage { was_joined: true, read_only: false, role, name, volumes }
     }
 
     /// The messages of `docs/pairing.md`.
@@ -179,6 +189,8 @@ mod tests {
         let proof = PairingProof::from_bytes([0x55; PairingProof::BYTES]);
         assert_eq!(Message::Join(proof).encode(), [&[1][..], &[0x55; 32]].concat());
         assert_eq!(Message::Joined(joined()).encode(), b"\x02\x01\x05alice\x02\x05vault\x01*");
+        let operator = JoinedMessage { role: PeerRole::Operator, volumes: Vec::new(), ..joined() };
+        assert_eq!(Message::Joined(operator).encode(), b"\x02\x05\x05alice\x00");
         assert_eq!(Message::Refused(PairingRefusal::NotValid).encode(), [3, 1]);
         assert_eq!(Message::Refused(PairingRefusal::Failed).encode(), [3, 8]);
     }
@@ -186,7 +198,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_fits_a_frame() {
         let volumes = vec!["v".repeat(64); VOLUMES_MAX];
-        let largest = JoinedMessage { read_only: true, volumes, ..joined() };
+        let largest = JoinedMessage { read_only: true, role: PeerRole::Operator, volumes, ..joined() };
         let bytes = Message::Joined(largest.clone()).encode();
         assert!(bytes.len() <= PAIRING_MESSAGE_BYTES_MAX);
         assert!(matches!(Message::decode(&bytes), Ok(Message::Joined(read)) if read == largest));
@@ -217,6 +229,6 @@ mod tests {
             assert!(Message::decode(bytes).is_err(), "{bytes:?}");
         }
         assert!(Message::decode(&[&good[..], &[0]].concat()).is_err());
-        assert!(Message::decode(b"\x02\x04\x05alice\x00").is_err());
+        assert!(Message::decode(b"\x02\x08\x05alice\x00").is_err());
     }
 }

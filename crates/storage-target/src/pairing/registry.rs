@@ -14,6 +14,7 @@ use super::error::{PairingError, PeerDatabaseError};
 use super::message::PairingRefusal;
 use super::names::PeerName;
 use super::{DATABASE_NAME, EXPIRES_S_MAX, EXPIRES_S_MIN, INVITATIONS_MAX, PEERS_MAX, REMEMBERED_S, VOLUMES_MAX};
+use crate::roles::PeerRole;
 
 /// What an administrator wants to have taken up.
 pub(crate) struct NewInvitation {
@@ -21,6 +22,7 @@ pub(crate) struct NewInvitation {
     /// Checked; `*` for all.
     pub(crate) volumes: Vec<String>,
     pub(crate) read_only: bool,
+    pub(crate) role: PeerRole,
     /// For how long.
     pub(crate) expires_s: u64,
     pub(crate) key: PairingKey,
@@ -51,6 +53,7 @@ pub(crate) enum PeerChange {
     },
     /// It may not use these any more.
     Deny(Vec<String>),
+    Role(PeerRole),
 }
 
 /// The database of a running target.
@@ -96,10 +99,13 @@ impl PeerRegistry {
         if !(EXPIRES_S_MIN..=EXPIRES_S_MAX).contains(&new.expires_s) {
             return Err(PairingError::Expiry);
         }
-        check_volume_count(&new.volumes)?;
+        check_volume_count(&new.volumes, new.role)?;
         self.change(|database| {
             let name = new.name.to_string();
-            if configured.has_name(&name) || database.peers.iter().any(|peer| peer.name == new.name) {
+            if configured.has_name(&name) {
+                return Err(PairingError::Configured { name });
+            }
+            if database.peers.iter().any(|peer| peer.name == new.name) {
                 return Err(PairingError::NameTaken { name });
             }
             if database.invitations.iter().any(|other| other.name == new.name && other.is_open(now_s)) {
@@ -112,6 +118,7 @@ impl PeerRegistry {
                 name: new.name,
                 volumes: new.volumes,
                 read_only: new.read_only,
+                role: new.role,
                 expires_at,
                 key: new.key,
                 used_by: None,
@@ -171,6 +178,7 @@ impl PeerRegistry {
             key: node,
             volumes: invitation.volumes.clone(),
             read_only: invitation.read_only,
+            role: invitation.role,
             since: now_s,
         };
         let mut next = database.clone();
@@ -213,7 +221,7 @@ impl PeerRegistry {
                     let more = volumes.into_iter().filter(|volume| !peer.volumes.contains(volume)).collect::<Vec<_>>();
                     peer.volumes.extend(more);
                     peer.read_only = read_only.unwrap_or(peer.read_only);
-                    check_volume_count(&peer.volumes)?;
+                    check_volume_count(&peer.volumes, peer.role)?;
                 }
                 PeerChange::Deny(volumes) => {
                     if volumes.is_empty() {
@@ -221,6 +229,7 @@ impl PeerRegistry {
                     }
                     database.peers[at].volumes.retain(|volume| !volumes.contains(volume));
                 }
+                PeerChange::Role(role) => database.peers[at].role = role,
             }
             Ok(())
         })
@@ -280,9 +289,10 @@ fn remembered_until(database: &PeerDatabase) -> u64 {
     database.invitations.iter().map(InvitationRecord::remembered_until).max().unwrap_or(0)
 }
 
-fn check_volume_count(volumes: &[String]) -> Result<(), PairingError> {
+/// An operator need not use any volume.
+fn check_volume_count(volumes: &[String], role: PeerRole) -> Result<(), PairingError> {
     match volumes.len() {
-        0 => Err(PairingError::NoVolumes),
+        0 if role == PeerRole::Initiator => Err(PairingError::NoVolumes),
         count if count > VOLUMES_MAX => Err(PairingError::TooMany { what: "volumes of one peer", limit: VOLUMES_MAX }),
         _ => Ok(()),
     }
@@ -325,7 +335,8 @@ mod tests {
 
     fn invite(registry: &PeerRegistry, name: &str, secret: u8, now_s: u64) -> Result<u64, PairingError> {
         let (volumes, key) = (vec!["vault".into()], key(secret));
-        let new = NewInvitation { name: name.parse().unwrap(), volumes, read_only: false, expires_s: 3600, key };
+        let role = PeerRole::Initiator;
+        let new = NewInvitation { name: name.parse().unwrap(), volumes, read_only: false, role, expires_s: 3600, key };
         registry.invite(new, &OneConfigured, now_s)
     }
 
@@ -376,7 +387,8 @@ mod tests {
     #[test]
     fn names_and_keys_are_taken_once() {
         let (_dir, registry) = registry();
-        assert!(matches!(invite(&registry, "configured", 1, NOW), Err(PairingError::NameTaken { .. })));
+        let configured = invite(&registry, "configured", 1, NOW).unwrap_err().to_string();
+        assert!(configured.contains("[[peer]]") && configured.contains("reload"), "{configured}");
         invite(&registry, "alice", 1, NOW).unwrap();
         assert!(matches!(invite(&registry, "alice", 2, NOW), Err(PairingError::Invited { .. })));
         assert_eq!(join(&registry, 0xcc, 1, NOW), Err(PairingRefusal::KnownNode), "the configuration has its key");

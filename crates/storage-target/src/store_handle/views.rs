@@ -1,7 +1,7 @@
 //! What a store does beside executing requests, each by a view of its own: erasing everything, streams of snapshots, and scrubbing.
 
 use strongroom_block::Token;
-use strongroom_store::{Outcome, ReceiveStep, ReceptionInfo, SendStep, Sender, StreamError};
+use strongroom_store::{Outcome, ReceiveStep, ReceptionInfo, ScrubReport, SendStep, Sender, StreamError};
 
 use super::StoreHandle;
 
@@ -88,8 +88,8 @@ impl ScrubView<'_> {
         self.0.shared.borrow().store.stats().scrub_passes
     }
 
-    /// Addresses of blocks that were found to be bad.
-    pub(crate) fn bad_blocks(&self) -> Vec<u64> {
-        self.0.shared.borrow().store.bad_blocks().into_iter().map(|lba| lba.0).collect()
+    /// How far it is, and what it has found.
+    pub(crate) fn report(&self) -> ScrubReport {
+        self.0.shared.borrow().store.scrub_report()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use strongroom_block::Buffer;
 use strongroom_channel::Frame;
-use strongroom_net::TransferChannel;
+use strongroom_net::DetachedChannel;
 
 use super::message::Message;
 use crate::channel_stream::{ChannelStream, ConnectionError};
@@ -16,10 +16,10 @@ impl Connection {
     /// Takes over from the handshake; sends what that left.
     pub(crate) fn new(
         stream: TcpStream,
-        transfer: TransferChannel,
+        channel: DetachedChannel,
         deadline: Instant,
     ) -> Result<Connection, ConnectionError> {
-        ChannelStream::new(stream, transfer, deadline).map(Connection)
+        ChannelStream::new(stream, channel, deadline).map(Connection)
     }
 
     pub(crate) fn send(&mut self, message: &Message, data: &[u8], deadline: Instant) -> Result<(), ConnectionError> {

@@ -5,13 +5,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_net::TransferChannel;
+use strongroom_net::DetachedChannel;
 use strongroom_store::{OpError, StreamError, StreamInfo};
 
 use super::connection::Connection;
 use super::message::Message;
-use super::{Incoming, RefusalCode, TransferSlot};
+use super::{RefusalCode, TransferSlot};
 use crate::channel_stream::ConnectionError;
+use crate::detached_connection::DetachedConnection;
 use crate::error::CatalogueError;
 use crate::names::{VolumeName, for_log};
 use crate::reception::{Reception, ReceptionError};
@@ -61,14 +62,14 @@ fn not_permitted() -> End {
 }
 
 /// Says no to a node that need not be heard.
-pub(super) fn turn_away(incoming: Incoming, code: RefusalCode) {
+pub(super) fn turn_away(incoming: DetachedConnection, code: RefusalCode) {
     let text = match code {
         RefusalCode::Overloaded => "there are as many transfers as may be at the same time",
         _ => "there is no volume of that name that this node may send into",
     };
-    tracing::warn!(peer = %incoming.from, key = %incoming.transfer.peer, ?code, "turned a transfer away");
+    tracing::warn!(peer = %incoming.from, key = %incoming.channel.peer, ?code, "turned a transfer away");
     let deadline = Instant::now() + Duration::from_secs(2);
-    if let Ok(mut connection) = Connection::new(incoming.stream, incoming.transfer, deadline)
+    if let Ok(mut connection) = Connection::new(incoming.stream, incoming.channel, deadline)
         && connection.send(&Message::Refused { code, text: text.to_owned() }, &[], deadline).is_ok()
     {
         connection.close();
@@ -76,12 +77,11 @@ pub(super) fn turn_away(incoming: Incoming, code: RefusalCode) {
 }
 
 /// From the handshake to the end.
-pub(super) fn run(shared: &Arc<TargetServices>, incoming: Incoming, slot: &TransferSlot) {
-    let Incoming { stream, transfer, from, place } = incoming;
-    let _place = place;
-    let key = transfer.peer;
+pub(super) fn run(shared: &Arc<TargetServices>, incoming: DetachedConnection, slot: &TransferSlot) {
+    let DetachedConnection { stream, channel, from, slot: _place } = incoming;
+    let key = channel.peer;
     let mut volume = String::new();
-    let outcome = begin(shared, stream, transfer).and_then(|mut connection| {
+    let outcome = begin(shared, stream, channel).and_then(|mut connection| {
         let served = IncomingTransfer { shared, slot, connection: &mut connection }.serve(&mut volume);
         if let Err(End::Refused(code, text)) = &served {
             let refusal = Message::Refused { code: *code, text: text.clone() };
@@ -104,9 +104,9 @@ pub(super) fn run(shared: &Arc<TargetServices>, incoming: Incoming, slot: &Trans
     }
 }
 
-fn begin(shared: &TargetServices, stream: std::net::TcpStream, transfer: TransferChannel) -> Result<Connection, End> {
+fn begin(shared: &TargetServices, stream: std::net::TcpStream, channel: DetachedChannel) -> Result<Connection, End> {
     let deadline = Instant::now() + shared.settings().config.limits.login_timeout();
-    Ok(Connection::new(stream, transfer, deadline)?)
+    Ok(Connection::new(stream, channel, deadline)?)
 }
 
 struct IncomingTransfer<'a> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{NodeKey, PublicKey};
-use strongroom_net::{LinkEnd, LinkOptions, LinkPurpose, TRANSFER_PIECE_BYTES_MAX, Transfers};
+use strongroom_net::{LinkEnd, LinkOptions, LinkPurpose, ProtocolUse, TRANSFER_PIECE_BYTES_MAX};
 
 use super::connection::Connection;
 use super::message::{Message, RefusalCode};
@@ -234,9 +234,8 @@ impl Outgoing {
 /// Connects to any of the host's addresses, and shakes hands.
 fn connect(to: &Destination) -> Result<Connection, TransferError> {
     let options =
-        LinkOptions { setup_timeout: to.connect_timeout, transfers: Transfers::Only, ..LinkOptions::default() };
+        LinkOptions { setup_timeout: to.connect_timeout, transfers: ProtocolUse::Only, ..LinkOptions::default() };
     let how = Dial { host: &to.host, port: to.port, node: &to.node, expected: &to.expected };
-    let (stream, link, deadline) = dial(&how, options, LinkPurpose::Transfer)?;
-    let transfer = link.into_transfer().expect("just looked at");
-    Ok(Connection::new(stream, transfer, deadline)?)
+    let (stream, channel, deadline) = dial(&how, options, LinkPurpose::Transfer)?;
+    Ok(Connection::new(stream, channel, deadline)?)
 }

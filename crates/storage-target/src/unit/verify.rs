@@ -45,6 +45,10 @@ pub(crate) struct Verifier {
 pub(crate) struct Verification {
     /// Blocks that opened.
     pub(crate) opened: u64,
+    /// The next block to look at.
+    pub(crate) next: u64,
+    /// A pass has ended that found nothing, and nothing was written since.
+    pub(crate) is_done: bool,
     /// Blocks that do not; the first thousand.
     pub(crate) bad: Vec<u64>,
 }
@@ -62,9 +66,10 @@ impl Verifier {
         }
     }
 
-    /// What it has done.
-    pub(crate) fn report(&self) -> Verification {
-        Verification { opened: self.opened, bad: self.bad.iter().copied().collect() }
+    /// What it has done. `written_bytes`: what was written to the store by now.
+    pub(crate) fn report(&self, written_bytes: u64) -> Verification {
+        let is_done = self.idle_since == Some(written_bytes);
+        Verification { opened: self.opened, next: self.next, is_done, bad: self.bad.iter().copied().collect() }
     }
 
     /// The unit is idle: the read of the next run, if it is due, and when to call again.

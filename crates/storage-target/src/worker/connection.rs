@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use strongroom_iscsi::target::{ConnectionId, LoginRequested};
 use strongroom_iscsi::{CloseReason, LoginStatus};
-use strongroom_net::{Link, PairingChannel, Runtime, StreamId, TransferChannel};
+use strongroom_net::{DetachedChannel, Link, Runtime, StreamId};
 
 use super::grant::{LoginGrant, UnitAddress};
 use super::login_machine::LoginMachine;
@@ -34,7 +34,7 @@ pub(super) enum Disposition {
     Keep,
     /// Another worker has its volume or its session.
     HandOver(usize),
-    /// It carries a transfer, or its node says that it was invited: no worker serves it.
+    /// It carries a transfer or an operator's requests, or its node says that it was invited: no worker serves it.
     HandToHandler,
     End,
 }
@@ -254,17 +254,10 @@ impl Connection {
         self.stream.close(runtime, &mut self.link);
     }
 
-    /// What a transfer needs of it.
-    pub(super) fn into_transfer(self) -> Option<(TransferChannel, ConnectionSlot)> {
-        let mut transfer = self.link.into_transfer()?;
-        transfer.unsent.splice(0..0, self.stream.into_unsent());
-        Some((transfer, self.slot))
-    }
-
-    /// What a pairing needs of it.
-    pub(super) fn into_pairing(self) -> Option<(PairingChannel, ConnectionSlot)> {
-        let mut pairing = self.link.into_pairing()?;
-        pairing.channel.unsent.splice(0..0, self.stream.into_unsent());
-        Some((pairing, self.slot))
+    /// What a handler needs of it, if it is for one.
+    pub(super) fn into_detached(self) -> Option<(DetachedChannel, ConnectionSlot)> {
+        let mut channel = self.link.into_detached()?;
+        channel.unsent.splice(0..0, self.stream.into_unsent());
+        Some((channel, self.slot))
     }
 }

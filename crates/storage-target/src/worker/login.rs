@@ -82,7 +82,7 @@ impl Logins {
             return Disposition::End;
         }
         connection.login = Some(match purpose {
-            LinkPurpose::Transfer | LinkPurpose::Pairing => return Disposition::HandToHandler,
+            LinkPurpose::Transfer | LinkPurpose::Pairing | LinkPurpose::Operator => return Disposition::HandToHandler,
             LinkPurpose::Ecl => LoginMachine::Ecl(EclLogin::default()),
             LinkPurpose::Blocks => {
                 let config = self.policy.session_config(peer.is_some(), connection.portal.group);

@@ -207,7 +207,7 @@ impl OpenUnit {
         if self.has_store() {
             self.scrub(now, scrub_share);
         }
-        if self.unit.verifier().is_some() && now >= self.verify_at.max(self.last_activity + IDLE_AFTER) {
+        if self.unit.background().verifier.is_some() && now >= self.verify_at.max(self.last_activity + IDLE_AFTER) {
             self.verify_at = now + self.unit.verify_step();
             self.is_submitted = true;
         }
@@ -246,7 +246,8 @@ impl OpenUnit {
         // What keeps it from being idle wakes the worker when it ends.
         let close = self.unused_since.filter(|_| self.unit.is_idle()).map(|since| since + idle_close);
         let scrub = self.has_store().then(|| self.scrubs.deadline(self.last_activity + IDLE_AFTER, scrub_share));
-        let verify = self.unit.verifier().is_some().then(|| self.verify_at.max(self.last_activity + IDLE_AFTER));
+        let verify =
+            self.unit.background().verifier.is_some().then(|| self.verify_at.max(self.last_activity + IDLE_AFTER));
         [idle, close, scrub, verify, self.unit.deadline()].into_iter().flatten().min()
     }
 

@@ -10,7 +10,9 @@ use super::connections::Connections;
 use super::ecl_session::EclSession;
 use super::session::Session;
 use crate::access::Identity;
-use crate::admin::{ConnectionReport, SessionReport, VerificationReport, VolumeReport, WaitingReport};
+use crate::admin::{
+    ActivityReport, ConnectionReport, LeaseReport, SessionReport, VerificationReport, VolumeReport, WaitingReport,
+};
 use crate::names::{VolumeName, for_log};
 use crate::settings::Settings;
 use crate::unit::{AbsentReader, PendingImage, Unit};
@@ -90,7 +92,8 @@ fn connection_reports(session: &Session, connections: &Connections) -> Vec<Conne
 }
 
 pub(super) fn volume_report(name: &VolumeName, unit: &Unit, (settings, worker): (&Settings, usize)) -> VolumeReport {
-    let volume = unit.volume();
+    let (volume, background) = (unit.volume(), unit.background());
+    let scrub = unit.store().scrub().report();
     VolumeReport {
         name: name.to_string(),
         kind: volume.kind_text(),
@@ -103,11 +106,15 @@ pub(super) fn volume_report(name: &VolumeName, unit: &Unit, (settings, worker): 
         io_reason: unit.store().io_reason(),
         retention_blocks: unit.store().info().retention_blocks,
         store: unit.store().stats().into(),
-        bad_blocks: unit.store().scrub().bad_blocks(),
-        verification: unit.verifier().map(|verifier| {
-            let done = verifier.report();
-            VerificationReport { opened: done.opened, bad_blocks: done.bad }
+        bad_blocks: scrub.bad_blocks.iter().map(|lba| lba.0).collect(),
+        verification: background.verifier.map(|verifier| {
+            let done = verifier.report(unit.store().stats().written_bytes);
+            VerificationReport { opened: done.opened, next: done.next, is_done: done.is_done, bad_blocks: done.bad }
         }),
+        activity: ActivityReport {
+            scrub: scrub.position,
+            leases: background.lease_holders.filter_map(LeaseReport::of).collect(),
+        },
         waiting: unit.pending_image().map(|pending| waiting_report(&pending, unit, settings)),
     }
 }

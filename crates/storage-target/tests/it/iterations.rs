@@ -13,8 +13,9 @@ use strongroom_target::{Catalogue, SealedSpec, Target, TargetOptions, VolumeSpec
 
 use crate::support::{self, ALICE, Host, Initiator, MIB, PATIENCE, alice_key, eventually, normal, raise_file_limit};
 
-/// What an iteration may take.
-const LIMIT: Duration = Duration::from_millis(10);
+/// The part of the worker's whole time that one iteration may take: undivided, each of the two bursts takes a third or more. How long an
+/// iteration takes on an idle machine is measured, in milliseconds, by `make bench-iterations`; a busy one stretches all of them.
+const SHARE_MAX: f64 = 0.1;
 const MANY: usize = 1000;
 
 struct NoWrap;
@@ -74,10 +75,6 @@ fn begin(host: &Host, number: usize) -> (Initiator, Vec<u8>) {
     )
 }
 
-fn longest(host: &Host) -> Duration {
-    Duration::from_micros(host.handle().stats().iterations.longest_us)
-}
-
 #[test]
 fn handshakes_and_logins_that_come_at_once_are_divided_into_iterations() {
     raise_file_limit();
@@ -103,7 +100,7 @@ fn handshakes_and_logins_that_come_at_once_are_divided_into_iterations() {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    let longest = longest(&host);
-    println!("the longest iteration took {longest:?} of CPU time");
-    assert!(longest <= LIMIT, "{longest:?}");
+    let times = host.handle().stats().iterations;
+    println!("the longest iteration took {} of {} µs of CPU time", times.longest_us, times.total_us);
+    assert!(times.longest_us as f64 <= SHARE_MAX * times.total_us as f64, "{times:?}");
 }

@@ -274,8 +274,7 @@ fn attack_another_peer_has_nothing_of_a_lease_whose_id_it_knows() {
         key: key.public().to_string(),
         initiators: initiators.iter().map(|name| (*name).into()).collect(),
         volumes: vec!["*".into()],
-        read_only: false,
-        receive: Vec::new(),
+        ..PeerRule::default()
     };
     let bobs = other.clone();
     let host = Host::start_with(&[VolumeSpec::sealed("vault", 16 * MIB)], move |config| {

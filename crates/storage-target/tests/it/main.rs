@@ -17,6 +17,7 @@ mod joins;
 mod leases;
 mod memory;
 mod operations;
+mod operators;
 mod pairing;
 mod plain;
 mod polling;

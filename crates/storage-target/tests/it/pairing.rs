@@ -1,22 +1,20 @@
 //! Proves how nodes become peers of a target (`docs/pairing.md`): by an invitation, once, and only they; that what a peer may do changes at once;
 //! and what a stranger, another target, and somebody in the middle cannot do. The hostile ones speak the protocol byte by byte.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use strongroom_block::Buffer;
-use strongroom_channel::{Channel, FrameKind};
 use strongroom_handshake::{HandshakeError, Invitation, NodeKey, PairingBinding, PairingSecret, PublicKey};
-use strongroom_net::{Admission, Link, LinkEnd, LinkEvent, LinkOptions, Pairings, Transfers};
+use strongroom_net::{Admission, Link, LinkEnd, LinkOptions, ProtocolUse};
 use strongroom_target::admin::{PeerOperation, PeerOrigin, PeerReport, Reply, Request};
 use strongroom_target::config::PeerRule;
 use strongroom_target::pairing::{JoinError, Joined, PairingRefusal, join};
-use strongroom_target::{ChapSecrets, Target, TargetOptions, VolumeSpec};
+use strongroom_target::{ChapSecrets, PeerRole, Target, TargetOptions, VolumeSpec};
 
 use crate::support::keeper::{ask, status};
+use crate::support::raw_peer::{RawPeer, run_link};
 use crate::support::*;
 
 fn bob() -> NodeKey {
@@ -34,7 +32,14 @@ fn host() -> Host {
 
 fn invite_request(name: &str, volumes: &[&str]) -> Request {
     let volumes = volumes.iter().map(ToString::to_string).collect();
-    Request::Invite { name: name.into(), volumes, read_only: false, expires_s: 3600, addresses: Vec::new() }
+    Request::Invite {
+        name: name.into(),
+        volumes,
+        read_only: false,
+        role: PeerRole::Initiator,
+        expires_s: 3600,
+        addresses: Vec::new(),
+    }
 }
 
 #[track_caller]
@@ -120,7 +125,7 @@ fn what_cannot_be_is_refused_with_what_to_do() {
     let host = host();
     let refused = |request: &Request| ask(&host, request).unwrap_err();
     for (name, volumes, part) in [
-        ("alice", &["data"][..], "peer allow alice"),
+        ("alice", &["data"][..], "change its [[peer]]"),
         ("a\u{1b}[2Jb", &["data"], "cannot name a peer"),
         ("bob", &[], "--volume"),
         ("bob", &["missing"], "there is no volume 'missing'"),
@@ -131,12 +136,26 @@ fn what_cannot_be_is_refused_with_what_to_do() {
     }
     for expires_s in [0, 59, 7 * 24 * 3600 + 1, u64::MAX] {
         let (name, volumes, addresses) = ("bob".into(), vec!["data".into()], Vec::new());
-        let said = refused(&Request::Invite { name, volumes, read_only: false, expires_s, addresses });
+        let said = refused(&Request::Invite {
+            name,
+            volumes,
+            read_only: false,
+            role: PeerRole::Initiator,
+            expires_s,
+            addresses,
+        });
         assert!(said.contains("one minute to seven days"), "{said}");
     }
     for address in ["a b", "", "x:0", "x\n"] {
         let (name, volumes, addresses) = ("bob".into(), vec!["data".into()], vec![address.into()]);
-        let said = refused(&Request::Invite { name, volumes, read_only: false, expires_s: 3600, addresses });
+        let said = refused(&Request::Invite {
+            name,
+            volumes,
+            read_only: false,
+            role: PeerRole::Initiator,
+            expires_s: 3600,
+            addresses,
+        });
         assert!(said.contains("--address"), "{said}");
     }
     invite(&host, "bob");
@@ -202,8 +221,7 @@ fn the_configuration_overrides_the_database_from_the_reload_on() {
         key: eve().public().to_string(),
         initiators: vec!["*".into()],
         volumes: vec!["other".into()],
-        read_only: false,
-        receive: Vec::new(),
+        ..PeerRule::default()
     });
     let next = Arc::new(Mutex::new(config(&dir)));
     let read = Arc::clone(&next);
@@ -335,7 +353,7 @@ fn attack_pairing_relay_that_ends_tls_on_both_sides() {
         let (stream, _) = listener.accept().unwrap();
         let admission =
             Admission { identity: Some(Arc::new(eve())), peers: Arc::new(|_: &PublicKey| true), allow_plain: false };
-        let options = LinkOptions { pairings: Pairings::Only, setup_timeout: PATIENCE, ..LinkOptions::default() };
+        let options = LinkOptions { pairings: ProtocolUse::Only, setup_timeout: PATIENCE, ..LinkOptions::default() };
         run_link(stream, Link::target(admission, options, Instant::now())).map(drop)
     });
     let error = join_as(&bob(), &relayed).unwrap_err();
@@ -352,15 +370,15 @@ fn attack_pairing_relayed_proof() {
     let invitation = invite(&host, "bob");
     let key = invitation.secret.key();
     // Bob's, on bob's connection.
-    let of_bob = Stranger::connect(&host, &bob(), pairing_only()).unwrap();
-    let proof = key.prove(&of_bob.binding);
-    let mut of_eve = Stranger::connect(&host, &eve(), pairing_only()).unwrap();
-    of_eve.say(&[&[1], &proof.as_bytes()[..]].concat());
+    let of_bob = RawPeer::connect(&host, &bob(), pairing_only()).unwrap();
+    let proof = key.prove(of_bob.binding.as_ref().unwrap());
+    let mut of_eve = RawPeer::connect(&host, &eve(), pairing_only()).unwrap();
+    of_eve.say(&[&[1], &proof.as_bytes()[..]].concat(), &[]);
     assert_eq!(of_eve.hear(), Some(vec![3, 1]));
     // Bound to another exporter, with the right keys.
-    let mut of_eve = Stranger::connect(&host, &eve(), pairing_only()).unwrap();
+    let mut of_eve = RawPeer::connect(&host, &eve(), pairing_only()).unwrap();
     let other = PairingBinding::new(&[7; 32], eve().public(), host.node);
-    of_eve.say(&[&[1], &key.prove(&other).as_bytes()[..]].concat());
+    of_eve.say(&[&[1], &key.prove(&other).as_bytes()[..]].concat(), &[]);
     assert_eq!(of_eve.hear(), Some(vec![3, 1]));
     join_as(&bob(), &invitation).unwrap();
 }
@@ -370,9 +388,9 @@ fn attack_pairing_relayed_proof() {
 fn attack_pairing_lost_answer() {
     let host = host();
     let invitation = invite(&host, "bob");
-    let mut lost = Stranger::connect(&host, &bob(), pairing_only()).unwrap();
-    let proof = invitation.secret.key().prove(&lost.binding);
-    lost.say(&[&[1], &proof.as_bytes()[..]].concat());
+    let mut lost = RawPeer::connect(&host, &bob(), pairing_only()).unwrap();
+    let proof = invitation.secret.key().prove(lost.binding.as_ref().unwrap());
+    lost.say(&[&[1], &proof.as_bytes()[..]].concat(), &[]);
     lost.stream.shutdown(std::net::Shutdown::Both).unwrap();
     drop(lost);
     eventually("bob is a peer", || peer_names(&host) == ["alice", "bob"]);
@@ -388,17 +406,17 @@ fn attack_pairing_strangers_get_no_further_while_invitations_are_out() {
     let host = host();
     invite(&host, "bob");
     // Blocks and transfers want a key that is known, as ever.
-    let transfers = LinkOptions { transfers: Transfers::Only, setup_timeout: PATIENCE, ..LinkOptions::default() };
+    let transfers = LinkOptions { transfers: ProtocolUse::Only, ..LinkOptions::default() };
     for options in [LinkOptions::default(), transfers] {
-        let end = Stranger::connect(&host, &eve(), options).map(drop).unwrap_err();
+        let end = RawPeer::connect(&host, &eve(), options).map(drop).unwrap_err();
         let refused = HandshakeError::RefusedByTarget { own: eve().public() };
         let unconfirmed = HandshakeError::NotConfirmed { own: eve().public() };
         assert!(end == LinkEnd::Handshake(refused) || end == LinkEnd::Handshake(unconfirmed), "{end}");
     }
     // Other messages than the one that there is, and a login of iSCSI.
     for message in [&[1; 32][..], &[2, 0, 1, b'x', 0], &[3, 1], &[0x43; 48]] {
-        let mut stranger = Stranger::connect(&host, &eve(), pairing_only()).unwrap();
-        stranger.say(message);
+        let mut stranger = RawPeer::connect(&host, &eve(), pairing_only()).unwrap();
+        stranger.say(message, &[]);
         assert_eq!(stranger.hear(), None, "{message:?}");
     }
     assert_eq!(peer_names(&host), ["alice"]);
@@ -409,8 +427,8 @@ fn attack_pairing_silent_strangers_do_not_block_the_port() {
     let host = Host::start_with(&[VolumeSpec::plain("data", MIB)], |config| config.limits.connections_max = 64);
     let invitation = invite(&host, "bob");
     // They shake hands, and say nothing: those beyond few from one address end at once, the others after a few seconds.
-    let strangers: Vec<Stranger> =
-        (0..24).filter_map(|_| Stranger::connect(&host, &eve(), pairing_only()).ok()).collect();
+    let strangers: Vec<RawPeer> =
+        (0..24).filter_map(|_| RawPeer::connect(&host, &eve(), pairing_only()).ok()).collect();
     host.channel("data").write(0, &pattern(1, 1));
     let started = Instant::now();
     for mut stranger in strangers {
@@ -421,72 +439,5 @@ fn attack_pairing_silent_strangers_do_not_block_the_port() {
 }
 
 fn pairing_only() -> LinkOptions {
-    LinkOptions { pairings: Pairings::Only, setup_timeout: PATIENCE, ..LinkOptions::default() }
-}
-
-/// Moves bytes until the link is over, or has a channel for a pairing or a session.
-fn run_link(mut stream: TcpStream, mut link: Link) -> Result<(TcpStream, Link), LinkEnd> {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    loop {
-        let mut out = Vec::new();
-        link.poll_transmit(&mut out);
-        out.iter().for_each(|buffer| drop(stream.write_all(buffer)));
-        while let Some(event) = link.poll_event() {
-            match event {
-                LinkEvent::Established { .. } => return Ok((stream, link)),
-                LinkEvent::Ended(end) => return Err(end),
-                _ => {}
-            }
-        }
-        let mut bytes = [0; 4096];
-        match stream.read(&mut bytes) {
-            Ok(0) => link.handle_eof(),
-            Ok(count) => link.handle_input(&bytes[..count]),
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-/// A node that says what it likes, behind the handshake.
-struct Stranger {
-    stream: TcpStream,
-    channel: Channel,
-    binding: PairingBinding,
-    input: Vec<u8>,
-}
-
-impl Stranger {
-    fn connect(host: &Host, node: &NodeKey, options: LinkOptions) -> Result<Stranger, LinkEnd> {
-        let stream = TcpStream::connect(host.address()).unwrap();
-        let link = Link::initiator_channel(node, &[host.node], options, Instant::now()).unwrap();
-        let (stream, link) = run_link(stream, link)?;
-        let pairing = link.into_pairing().expect("no session came of it");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let (channel, input) = (pairing.channel.channel, pairing.channel.unread);
-        Ok(Stranger { stream, channel, binding: pairing.binding, input })
-    }
-
-    fn say(&mut self, message: &[u8]) {
-        let mut out = Vec::new();
-        self.channel.encode(FrameKind::Private, message, Buffer::empty(), &mut out).unwrap();
-        out.iter().for_each(|buffer| drop(self.stream.write_all(buffer)));
-    }
-
-    /// The next message, or the end.
-    fn hear(&mut self) -> Option<Vec<u8>> {
-        loop {
-            while !self.input.is_empty() {
-                let taken = self.channel.handle_input(&self.input).ok()?;
-                self.input.drain(..taken);
-                if let Some(frame) = self.channel.poll_frame() {
-                    return Some(frame.header.to_vec());
-                }
-            }
-            let mut bytes = [0; 4096];
-            match self.stream.read(&mut bytes) {
-                Ok(0) | Err(_) => return None,
-                Ok(count) => self.input = bytes[..count].to_vec(),
-            }
-        }
-    }
+    LinkOptions { pairings: ProtocolUse::Only, ..LinkOptions::default() }
 }

@@ -1,6 +1,7 @@
 //! A target in this process, and a blocking initiator made of the real link and the real session machine, for tests.
 
 pub(crate) mod keeper;
+pub(crate) mod raw_peer;
 pub(crate) mod sealed;
 
 use std::io::{ErrorKind, Read, Write};
@@ -63,8 +64,7 @@ pub(crate) fn config(root: &std::path::Path) -> Config {
         key: alice_key().public().to_string(),
         initiators: vec![ALICE.into()],
         volumes: vec!["*".into()],
-        read_only: false,
-        receive: Vec::new(),
+        ..PeerRule::default()
     });
     config
 }

@@ -1,15 +1,11 @@
 //! Proves how a target takes in snapshots that other nodes send (`docs/transfer.md`): who may, that every byte is checked, where it goes
 //! on, and what a hostile node cannot do. The hostile ones speak the protocol from its document, byte by byte.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_block::Buffer;
-use strongroom_channel::{Channel, FrameKind};
 use strongroom_handshake::NodeKey;
-use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions, LinkPurpose, Transfers};
+use strongroom_net::{LinkEnd, LinkOptions, ProtocolUse};
 use strongroom_target::VolumeSpec;
 use strongroom_target::admin::{Request, Resume};
 use strongroom_target::config::PeerRule;
@@ -17,6 +13,7 @@ use strongroom_target::operate::Operation;
 use strongroom_target::transfers::{Begun, Destination, Outgoing, RefusalCode, TransferError};
 
 use crate::support::keeper::{self, client, operate};
+use crate::support::raw_peer::RawPeer;
 use crate::support::*;
 
 const SIZE: u64 = 12 * MIB;
@@ -43,6 +40,7 @@ fn destination_with(change: impl FnOnce(&mut strongroom_target::Config)) -> Host
             volumes: vec!["*".into()],
             read_only: false,
             receive: receive.iter().map(ToString::to_string).collect(),
+            ..PeerRule::default()
         };
         config.peers.push(peer("bob", bob_key(), &["disk"]));
         config.peers.push(peer("mallory", mallory_key(), &[]));
@@ -219,6 +217,7 @@ fn a_transfer_needs_memory() {
             volumes: vec!["*".into()],
             read_only: false,
             receive: vec!["*".into()],
+            ..PeerRule::default()
         });
     });
     let source = source();
@@ -246,39 +245,26 @@ fn a_transfer_needs_memory() {
 }
 
 /// A node that says what it likes.
-struct Raw {
-    stream: TcpStream,
-    channel: Channel,
-    input: Vec<u8>,
+struct Raw(RawPeer);
+
+impl std::ops::Deref for Raw {
+    type Target = RawPeer;
+
+    fn deref(&self) -> &RawPeer {
+        &self.0
+    }
 }
 
-/// What a target said: a message, and what follows; or the end.
-type Heard = Option<Vec<u8>>;
+impl std::ops::DerefMut for Raw {
+    fn deref_mut(&mut self) -> &mut RawPeer {
+        &mut self.0
+    }
+}
 
 impl Raw {
     fn connect(host: &Host, node: &NodeKey) -> Result<Raw, LinkEnd> {
-        let mut stream = TcpStream::connect(host.address()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let options = LinkOptions { transfers: Transfers::Only, setup_timeout: PATIENCE, ..LinkOptions::default() };
-        let mut link = Link::initiator_channel(node, &[host.node], options, Instant::now()).unwrap();
-        while link.purpose() != LinkPurpose::Transfer {
-            let mut out = Vec::new();
-            link.poll_transmit(&mut out);
-            out.iter().for_each(|buffer| stream.write_all(buffer).unwrap());
-            while let Some(event) = link.poll_event() {
-                if let LinkEvent::Ended(end) = event {
-                    return Err(end);
-                }
-            }
-            let mut bytes = [0; 4096];
-            match stream.read(&mut bytes) {
-                Ok(0) => link.handle_eof(),
-                Ok(count) => link.handle_input(&bytes[..count]),
-                Err(error) => panic!("{error}"),
-            }
-        }
-        let transfer = link.into_transfer().unwrap();
-        Ok(Raw { stream, channel: transfer.channel, input: transfer.unread })
+        let options = LinkOptions { transfers: ProtocolUse::Only, ..LinkOptions::default() };
+        RawPeer::connect(host, node, options).map(Raw)
     }
 
     /// With the HELLO of a regular sender, and its answer taken.
@@ -290,35 +276,8 @@ impl Raw {
         raw
     }
 
-    /// What it says after the end, nobody hears.
-    fn say(&mut self, message: &[u8], data: &[u8]) {
-        let data = if data.is_empty() { Buffer::default() } else { Buffer::copy_from(data) };
-        let mut out = Vec::new();
-        self.channel.encode(FrameKind::Private, message, data, &mut out).unwrap();
-        for buffer in out {
-            let _ = self.stream.write_all(&buffer);
-        }
-    }
-
     fn data(&mut self, offset: u64, data: &[u8]) {
         self.say(&[&[4], &offset.to_be_bytes()[..]].concat(), data);
-    }
-
-    fn hear(&mut self) -> Heard {
-        loop {
-            while !self.input.is_empty() {
-                let taken = self.channel.handle_input(&self.input).ok()?;
-                self.input.drain(..taken);
-                if let Some(frame) = self.channel.poll_frame() {
-                    return Some(frame.header.to_vec());
-                }
-            }
-            let mut bytes = [0; 4096];
-            match self.stream.read(&mut bytes) {
-                Ok(0) | Err(_) => return None,
-                Ok(count) => self.input = bytes[..count].to_vec(),
-            }
-        }
     }
 
     /// The code of the refusal that it hears next.

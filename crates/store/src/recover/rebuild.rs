@@ -25,7 +25,7 @@ pub(crate) struct Rebuilt {
     pub(crate) losses: Vec<String>,
 }
 
-/// Reads every intact unit and plans a store of them. Writes nothing.
+/// Reads every intact unit and plans a store of them; tells now and then how many bytes of how many it has read. Writes nothing.
 ///
 /// # Errors
 /// [`StoreError`] if the medium cannot be read, or is not as large as the log: no repair would make that open, and what
@@ -35,11 +35,12 @@ pub(crate) fn rebuild(
     superblock: &Superblock,
     superblock_copy: usize,
     open_id: u64,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Rebuilt, StoreError> {
     check_size(backend, superblock)?;
     let mut scanner = Scanner::new(backend, superblock);
     let mut losses = Vec::new();
-    let units = intact_units(&mut scanner, &mut losses);
+    let units = intact_units(&mut scanner, &mut losses, progress);
     let highest = |of: fn(&UnitHeader) -> u64| units.iter().map(|unit| of(&unit.header)).max().unwrap_or(0);
     let (highest_lsn, highest_epoch) = (highest(|header| header.lsn), highest(|header| header.open_epoch));
     let highest_generation = highest(|header| header.generation);
@@ -111,10 +112,13 @@ fn closed_segments(
 }
 
 /// Every intact unit of the newest generation of each segment, in the order of the log.
-fn intact_units(scanner: &mut Scanner<'_>, losses: &mut Vec<String>) -> Vec<Found> {
+fn intact_units(scanner: &mut Scanner<'_>, losses: &mut Vec<String>, progress: &mut dyn FnMut(u64, u64)) -> Vec<Found> {
     let mut all = Vec::new();
     let mut next = 0;
+    let layout = scanner.layout;
+    let bytes = |segments: u32| u64::from(segments) * u64::from(layout.segment_bytes);
     while let Some(segment) = scanner.next_with_data(next) {
+        progress(bytes(segment), bytes(layout.segments));
         next = segment + 1;
         let mut here: Vec<Found> = Vec::new();
         let (mut block, mut unreadable) = (0, None);
@@ -138,6 +142,7 @@ fn intact_units(scanner: &mut Scanner<'_>, losses: &mut Vec<String>) -> Vec<Foun
         let newest = here.iter().map(|unit| unit.header.generation).max();
         all.extend(here.into_iter().filter(|unit| Some(unit.header.generation) == newest));
     }
+    progress(bytes(layout.segments), bytes(layout.segments));
     all.sort_unstable_by_key(|unit| (unit.header.open_epoch, unit.header.lsn));
     all
 }

@@ -174,7 +174,12 @@ fn attack_store_claim_more_segments_than_the_medium_has() {
     // As many as can be addressed.
     let claims = Superblock { segments: u32::MAX, serial: superblock.serial + 1, ..superblock };
     backend.0.lock().unwrap().write_at(SUPERBLOCK_AT[0], &claims.encode(0));
-    let repair = RepairPlan::carry_out_on(Box::new(backend.clone()), RepairOptions::default(), &mut |_, _| Ok(()));
+    let repair = RepairPlan::carry_out_on(
+        Box::new(backend.clone()),
+        RepairOptions::default(),
+        &mut |_, _| Ok(()),
+        &mut |_, _| (),
+    );
     for refused in
         [open(&backend).unwrap_err(), CheckReport::of_backend(&mut backend).unwrap_err(), repair.unwrap_err()]
     {

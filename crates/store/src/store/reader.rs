@@ -28,7 +28,7 @@ const CACHED_BYTES_MAX: usize = 64 << 10;
 /// Record blocks at most this far in front of the data are read together with it.
 const RECORDS_BEFORE_BYTES_MAX: u64 = 16 << 10;
 /// From this length on, data of a medium in memory is returned without a copy.
-const LENT_BYTES_MIN: usize = 32 << 10;
+const LENT_BYTES_MIN: usize = 4 << 10;
 /// About what a read in flight takes in memory, in bytes.
 const READ_OP_BYTES: usize = 256;
 

@@ -28,6 +28,15 @@ const SEARCHED_PER_POLL: usize = 4096;
 /// Blocks of a damaged segment that are read at a time.
 const BLOCK_READS_MAX: usize = 32;
 
+/// How far scrubbing is, and what it has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// How much of the pass that is under way is done, in 65536ths.
+    pub position: u16,
+    /// The blocks found to be bad in the last pass and in this one so far, a thousand of each at most.
+    pub bad_blocks: Vec<Lba>,
+}
+
 /// The progress of scrubbing.
 #[derive(Default)]
 pub(super) struct Scrub {
@@ -94,9 +103,10 @@ impl Scrub {
         self.search.is_some() && self.block_reads == 0
     }
 
-    /// The blocks found to be bad in the last pass and in this one so far, a thousand of each at most.
-    pub(super) fn bad_blocks(&self) -> Vec<Lba> {
-        self.found.union(&self.found_before).map(|&lba| Lba(lba)).collect()
+    pub(super) fn report(&self, layout: &Layout) -> ScrubReport {
+        let share = u64::from(self.done) * 65536 / u64::from(layout.segments.max(1));
+        let bad_blocks = self.found.union(&self.found_before).map(|&lba| Lba(lba)).collect();
+        ScrubReport { position: share.min(u16::MAX.into()) as u16, bad_blocks }
     }
 
     /// How many blocks are known to be bad.

@@ -5,6 +5,7 @@
 mod front_end;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use strongroom_initiator::front::fuse::FuseOptions;
 use strongroom_initiator::front::leftovers::Leftovers;
+use strongroom_initiator::front::mount_options::MountOptions;
 use strongroom_initiator::front::mounts;
 use strongroom_initiator::safety::Memory;
 use strongroom_initiator::{RemoteDevice, VolumeUrl};
@@ -24,7 +26,8 @@ use super::detach;
 use crate::attachment_process::{ServingArgs, VolumeUse};
 use crate::attachments::{self, AttachmentState};
 use crate::runtime_dir::RuntimeDir;
-use front_end::{FileFrontEnd, FileSystemOptions};
+use crate::stable_name;
+use front_end::{BlockUse, FileFrontEnd, FileSystemOptions, MakeFileSystem};
 
 /// Tells the process in the background where its log is, so that it can remove it at a clean end.
 const LOG_VARIABLE: &str = "STRONGROOM_ATTACH_LOG";
@@ -42,7 +45,15 @@ pub(crate) struct AttachCommand {
 #[derive(Subcommand)]
 enum ListCommand {
     /// List what is attached, how it is doing, and what is left of attachments that ended badly.
-    List,
+    List(ListArgs),
+}
+
+/// `attach list`.
+#[derive(Args)]
+struct ListArgs {
+    /// As JSON, for programs: an array with an object for each.
+    #[arg(long)]
+    json: bool,
 }
 
 /// What `attach` needs to know.
@@ -70,6 +81,19 @@ pub(crate) struct AttachArgs {
     /// Make a file system of this type (ext4, xfs, …) before it is mounted. Refused unless the volume is blank.
     #[arg(long, value_name = "TYPE", requires = "mount", conflicts_with_all = ["fstype", "read_only"])]
     mkfs: Option<String>,
+    /// The same if the volume is blank; else the file system that is on it is mounted.
+    #[arg(long, value_name = "TYPE", requires = "mount", conflicts_with_all = ["fstype", "mkfs", "read_only"])]
+    mkfs_if_blank: Option<String>,
+    /// Options of that mount, as mount(8) has them, with commas between. Without `dev` and `suid`, devices and set-user-id programs do not count.
+    #[arg(long, value_name = "OPTIONS", requires = "mount", default_value = "", hide_default_value = true)]
+    mount_options: MountOptions,
+    /// Also make a loop device on the file: a block device, for programs that want one. It grows with the volume; needs root.
+    #[arg(long, conflicts_with = "mount")]
+    block_device: bool,
+    /// The volume's name below /dev/strongroom, which leads to the loop device or else to the file [default: the name of the volume, if that
+    /// is free]. It is refused, and nothing attached, if it is not to be had.
+    #[arg(long, value_name = "NAME", value_parser = stable_name::parse)]
+    name: Option<String>,
     /// Let other users open the file, as its permissions allow.
     #[arg(long)]
     allow_other: bool,
@@ -109,16 +133,22 @@ impl AttachArgs {
 
 /// Runs the command.
 pub(crate) fn run(command: AttachCommand) -> Result<()> {
-    let AttachCommand { list: None, args } = command else { return detach::list() };
-    if args.foreground { serve(&args) } else { start_in_background(&args) }
+    match command.list {
+        Some(ListCommand::List(ListArgs { json: true })) => detach::list_as_json(),
+        Some(ListCommand::List(ListArgs { json: false })) => detach::list(),
+        None if command.args.foreground => serve(&command.args),
+        None => start_in_background(&command.args),
+    }
 }
 
 fn serve(args: &AttachArgs) -> Result<()> {
+    check_name(args)?;
     make_directories(args)?;
     let log = std::env::var_os(LOG_VARIABLE).map(PathBuf::from);
     let memory = if args.mount.is_some() { Memory::LockedAndSetAside } else { Memory::Locked };
     let (url, is_mounted_here) = (args.url(), args.is_mounted_here());
-    let volume = VolumeUse { url, purpose: args.purpose(), is_mounted_here, memory, log: log.clone() };
+    let (purpose, name) = (args.purpose(), args.name.as_deref());
+    let volume = VolumeUse { url, purpose, is_mounted_here, memory, log: log.clone(), name };
     match args.serving.serve(&volume, |device| show(args, device))? {
         None => {
             if let Some(log) = log {
@@ -128,6 +158,16 @@ fn serve(args: &AttachArgs) -> Result<()> {
             Ok(())
         }
         Some(losses) => bail!("detached, but {losses}"),
+    }
+}
+
+/// Before anything is attached. A name that was not chosen is done without, if need be.
+fn check_name(args: &AttachArgs) -> Result<()> {
+    let Some(name) = &args.name else { return Ok(()) };
+    stable_name::may_make().context("--name")?;
+    match attachments::who_has(&stable_name::path_of(name))? {
+        Some(why) => bail!(why),
+        None => Ok(()),
     }
 }
 
@@ -182,12 +222,17 @@ fn show(args: &AttachArgs, device: Arc<RemoteDevice>) -> Result<FileFrontEnd> {
     let mut options = FuseOptions::new(args.url().file_name());
     options.read_only = args.serving.is_read_only(args.url());
     options.allow_other = args.allow_other;
-    let mount = args.mount.as_deref().map(|directory| FileSystemOptions {
-        directory,
-        make: args.mkfs.as_deref(),
-        file_system: args.fstype.as_deref(),
+    let make = match (&args.mkfs, &args.mkfs_if_blank) {
+        (Some(name), _) => MakeFileSystem::Always(name),
+        (None, Some(name)) => MakeFileSystem::IfBlank(name),
+        (None, None) => MakeFileSystem::Never,
+    };
+    let mount = args.mount.as_deref().map(|directory| {
+        let file_system = args.fstype.as_deref();
+        BlockUse::FileSystem(FileSystemOptions { directory, make, file_system, options: &args.mount_options })
     });
-    FileFrontEnd::start(device, args.to(), &options, mount.as_ref())
+    let block_use = mount.or(args.block_device.then_some(BlockUse::Device));
+    FileFrontEnd::start(device, args.to(), &options, block_use.as_ref())
 }
 
 /// Starts a copy of this program that stays, and waits until the volume is there.
@@ -199,7 +244,10 @@ fn start_in_background(args: &AttachArgs) -> Result<()> {
     let _ = fs::remove_file(&socket_path);
     let socket = UnixDatagram::bind(&socket_path).context("cannot make a notification socket")?;
     socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-    let log = directory.create(&log_name)?;
+    let mut log = directory.create(&log_name)?;
+    // What goes wrong could not be told in a log that has no room.
+    let has_room = writeln!(log, "attaching {}", args.url());
+    has_room.with_context(|| format!("cannot write {}; make room there", log_path.display()))?;
     let mut child = Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .arg("--foreground")
@@ -238,6 +286,10 @@ fn start_in_background(args: &AttachArgs) -> Result<()> {
     println!("{}", args.to().join(args.url().file_name()).display());
     if let Some(mount) = &args.mount {
         println!("{}", mount.display());
+    }
+    let attached = attachments::list()?.into_iter().find(|attachment| attachment.pid == child.id());
+    if let Some(name) = attached.and_then(|attachment| attachment.stable_name) {
+        eprintln!("its name is {}", name.path().display());
     }
     eprintln!("attached by process {}; its log is {}", child.id(), log_path.display());
     Ok(())

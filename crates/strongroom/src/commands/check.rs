@@ -1,9 +1,11 @@
 //! `strongroom volume check`: reads what a volume's store holds against its checksums. Absent: whether sealed blocks open.
 
-use crate::root_args::RootArgs;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use strongroom_store::CheckReport;
+
+use super::store::{read_all, report_as_json};
+use crate::progress::ProgressArgs;
+use crate::root_args::RootArgs;
 
 /// Read everything that a volume's store holds and check it against its checksums. Nothing is changed.
 #[derive(Args)]
@@ -12,6 +14,8 @@ use strongroom_store::CheckReport;
 pub(crate) struct CheckArgs {
     /// The volume's name.
     name: String,
+    #[command(flatten)]
+    progress: ProgressArgs,
     #[command(flatten)]
     target: RootArgs,
 }
@@ -27,13 +31,12 @@ pub(crate) fn check(args: &CheckArgs) -> Result<()> {
     if let Some(clone) = &volume.clone_of {
         bail!("'{}' is a clone, its blocks lie in the store of '{}'; check that", args.name, clone.volume);
     }
-    let bar = super::store::progress_bar(false);
-    let report = CheckReport::of(&store, &mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
-    let report = report.with_context(|| format!("cannot check '{}'", args.name))?;
+    let report = read_all(&store, args.progress).with_context(|| format!("cannot check '{}'", args.name))?;
+    if args.progress.is_json() {
+        println!("{:#}", report_as_json(&report));
+        ensure!(report.is_sound(), "'{}' is damaged", args.name);
+        return Ok(());
+    }
     if let Some(why) = &report.unopenable {
         bail!("'{}' does not open: {why}. All that is damaged: strongroom store check {}", args.name, store.display());
     }

@@ -5,15 +5,15 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use strongroom_target::admin::{Client, Description, Operation, Reply, Request};
-use strongroom_target::{Access, Catalogue, Volume};
+use strongroom_target::Access;
+use strongroom_target::admin::{Client, Description, Operation, Reply, Request, VolumeInfo};
 
 use super::new_volume::ProtectionArgs;
-use super::operation::operate;
 use super::space::warn_of_little_space;
 use crate::admin::ask;
 use crate::root_args::RootArgs;
 use crate::table::Table;
+use crate::target_args::{TargetArgs, operate, print_lines};
 use crate::units::{parse_size, show_size, show_time};
 
 /// `volume snapshot`.
@@ -45,7 +45,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(value_parser = parse_snapshot)]
     snapshot: (String, String),
     #[command(flatten)]
-    target: RootArgs,
+    target: TargetArgs,
 }
 
 /// `volume snapshot list`.
@@ -57,7 +57,7 @@ pub(crate) struct ListArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    target: RootArgs,
+    target: TargetArgs,
 }
 
 /// `volume snapshot rollback`.
@@ -83,14 +83,14 @@ pub(crate) struct CloneArgs {
     snapshot: (String, String),
     /// The new volume's name.
     name: String,
-    /// A peer of the configuration that may use it; can be repeated. Without any, those of the volume.
+    /// A peer that may use it; can be repeated. Without any, those of the volume.
     #[arg(long = "peer", value_name = "NAME")]
     peers: Vec<String>,
     /// Plain volumes: an initiator name that may use it; can be repeated.
     #[arg(long = "initiator", value_name = "IQN")]
     initiators: Vec<String>,
     #[command(flatten)]
-    target: RootArgs,
+    target: TargetArgs,
 }
 
 /// `volume resize`.
@@ -105,7 +105,7 @@ pub(crate) struct ResizeArgs {
     #[arg(long, value_parser = parse_size)]
     size: u64,
     #[command(flatten)]
-    target: RootArgs,
+    target: TargetArgs,
 }
 
 /// `volume access`.
@@ -115,7 +115,7 @@ pub(crate) struct ResizeArgs {
 pub(crate) struct AccessArgs {
     /// The volume's name.
     name: String,
-    /// A peer of the configuration that may use it; can be repeated; '*' for all of them.
+    /// A peer that may use it; can be repeated; '*' for all of them.
     #[arg(long = "peer", value_name = "NAME")]
     peers: Vec<String>,
     /// Plain volumes: an initiator name that may use it over plain iSCSI; can be repeated; '*' for any.
@@ -151,11 +151,11 @@ pub(crate) fn parse_snapshot(text: &str) -> Result<(String, String), String> {
 pub(crate) fn snapshot(command: SnapshotCommand) -> Result<()> {
     match command {
         SnapshotCommand::Create(SnapshotArgs { snapshot: (volume, snapshot), target }) => {
-            operate(&target, &volume, Operation::SnapshotCreate { snapshot: snapshot.clone() })?;
+            target.operate(&volume, Operation::SnapshotCreate { snapshot: snapshot.clone() })?;
             println!("made the snapshot {volume}@{snapshot}");
         }
         SnapshotCommand::Delete(SnapshotArgs { snapshot: (volume, snapshot), target }) => {
-            operate(&target, &volume, Operation::SnapshotDelete { snapshot: snapshot.clone() })?;
+            target.operate(&volume, Operation::SnapshotDelete { snapshot: snapshot.clone() })?;
             println!("deleted the snapshot {volume}@{snapshot}");
         }
         SnapshotCommand::Prune(args) => super::snapshots::prune(&args)?,
@@ -168,9 +168,9 @@ pub(crate) fn snapshot(command: SnapshotCommand) -> Result<()> {
             println!("{volume} is what it was at {volume}@{snapshot}");
         }
         SnapshotCommand::List(args) => {
-            let description = operate(&args.target, &args.volume, Operation::Describe)?;
+            let description = args.target.operate(&args.volume, Operation::Describe)?;
             if args.json {
-                println!("{}", serde_json::to_string_pretty(&description)?);
+                print_lines(&serde_json::to_string_pretty(&description)?);
                 return Ok(());
             }
             print_contents(&args.volume, &description);
@@ -197,7 +197,7 @@ pub(crate) fn print_contents(volume: &str, description: &Description) {
             snapshot.id.clone(),
         ]);
     }
-    print!("{table}");
+    print_lines(&table.to_string());
     if !description.clones.is_empty() {
         println!();
         let mut table = Table::new(&["CLONE", "OF", "MADE", ">WRITTEN"]);
@@ -209,7 +209,7 @@ pub(crate) fn print_contents(volume: &str, description: &Description) {
                 show_size(clone.bytes_written),
             ]);
         }
-        print!("{table}");
+        print_lines(&table.to_string());
     }
 }
 
@@ -219,24 +219,36 @@ pub(crate) fn clone(args: CloneArgs) -> Result<()> {
     let given = !peers.is_empty() || !initiators.is_empty();
     // What a volume asks of connections it asks for its clones too; `volume access` changes it.
     let access = given.then(|| Access { peers, initiators, ..Access::default() });
-    operate(&target, &volume, Operation::Clone { snapshot: snapshot.clone(), name: name.clone(), access })?;
+    target.operate(&volume, Operation::Clone { snapshot: snapshot.clone(), name: name.clone(), access })?;
     println!("made the volume '{name}' of {volume}@{snapshot}; it opens with the same key");
     Ok(())
 }
 
 /// Runs `volume resize`.
 pub(crate) fn resize(args: &ResizeArgs) -> Result<()> {
-    let before = args.target.open()?.show(&args.name)?.volume;
-    operate(&args.target, &args.name, Operation::Resize { size_bytes: args.size })?;
-    println!("'{}' has {} now", args.name, show_size(args.size));
-    warn_of_little_space(&before.medium, args.size.saturating_sub(before.geometry.bytes()), &args.target.root()?);
-    if before.geometry.bytes() < args.size {
+    let operation = Operation::Resize { size_bytes: args.size };
+    let said = || println!("'{}' has {} now", args.name, show_size(args.size));
+    let (before, url) = if let Some(mut remote) = args.target.remote()? {
+        let before = remote.volume(&args.name)?;
+        remote.operate(&args.name, operation)?;
+        said();
+        (before, remote.url_of(&args.name))
+    } else {
+        let here = &args.target.here;
+        let status = here.open()?.show(&args.name)?;
+        operate(here, &args.name, operation)?;
+        said();
+        let (volume, grown) = (&status.volume, args.size.saturating_sub(status.volume.geometry.bytes()));
+        warn_of_little_space(&volume.medium, grown, &here.root()?);
+        (VolumeInfo::of(&status), format!("strongroom://HOST/{}", args.name))
+    };
+    let from = before.shape.size_bytes;
+    if from < args.size {
         let once = if before.sealed.is_some() { ", once that is sealed" } else { "" };
         println!("who has it attached sees the new part within seconds{once}");
     }
-    if before.sealed.is_some() && before.geometry.bytes() < args.size {
-        let (name, from) = (&args.name, before.geometry.bytes());
-        println!("next, from an initiator with its key: strongroom volume grow strongroom://HOST/{name} --from {from}");
+    if before.sealed.is_some() && from < args.size {
+        println!("next, from an initiator with its key: strongroom volume grow {url} --from {from}");
     }
     Ok(())
 }
@@ -265,21 +277,6 @@ pub(crate) fn access(args: AccessArgs) -> Result<()> {
     }
     println!("who may use '{name}' is set; `strongroom volume show {name}` tells");
     Ok(())
-}
-
-/// Deletes a volume: a clone, whose blocks are in its parent's store, or a volume with a store of its own.
-pub(crate) fn delete(target: &RootArgs, catalogue: &Catalogue, name: &str) -> Result<()> {
-    let is_clone = catalogue.show(name).is_ok_and(|status| is_clone(&status.volume));
-    if is_clone {
-        operate(target, name, Operation::DeleteClone)?;
-    } else {
-        catalogue.delete(name)?;
-    }
-    Ok(())
-}
-
-fn is_clone(volume: &Volume) -> bool {
-    volume.clone_of.is_some()
 }
 
 #[cfg(test)]

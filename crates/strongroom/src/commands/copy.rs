@@ -1,6 +1,5 @@
 //! `strongroom copy`: between files and volumes, with a progress bar, a checksum, and without the holes.
 
-use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
 use strongroom_initiator::copy::{
     CopyError, CopyOptions, CopyReport, Endpoint, Phase, Progress, Resume, SparseDevice, copy_resumable,
 };
@@ -18,8 +17,9 @@ use strongroom_initiator::{DamagedReads, PreviousReads, RemoteDevice, VolumeUrl}
 
 use crate::access::AccessArgs;
 use crate::keys;
+use crate::progress::{Estimate, ProgressArgs, ProgressReporter, ProgressUnit};
 use crate::signals::StopSignals;
-use crate::units::{parse_size, show_duration, show_size};
+use crate::units::{parse_size, show_size};
 use crate::writer::WriterArgs;
 
 /// Blocks that are named in one line.
@@ -58,9 +58,8 @@ pub(crate) struct CopyArgs {
     /// Note it after this many bytes, or five seconds.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size, requires = "resume")]
     resume_every: u64,
-    /// No progress bar.
-    #[arg(long)]
-    quiet: bool,
+    #[command(flatten)]
+    progress: ProgressArgs,
     /// The key of the source volume, if `--key-file` is not right for both.
     #[arg(long, value_name = "FILE")]
     source_key_file: Option<PathBuf>,
@@ -134,13 +133,13 @@ pub(crate) fn run(args: CopyArgs) -> Result<()> {
         overwrite: args.overwrite,
         sparse: false,
     };
-    let bar = progress_bar(args.quiet);
+    let bar = args.progress.begin("copying", ProgressUnit::EstimatedBytes, None);
     let resume = args.resume(&source_device, &destination_device)?;
     let outcome = copy_resumable(&source, &destination, options, resume.as_ref(), &mut |progress| {
         show(&bar, progress);
         if signals.wait(Duration::ZERO).is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    bar.finish_and_clear();
+    bar.finish();
     let report = outcome.map_err(|error| match (&error, &args.resume) {
         (CopyError::Note { .. }, _) | (_, None) => anyhow::Error::from(error),
         _ => anyhow::Error::from(error).context("the same command goes on from where it was noted last"),
@@ -151,7 +150,11 @@ pub(crate) fn run(args: CopyArgs) -> Result<()> {
     for device in [destination_device, source_device].into_iter().flatten() {
         device.detach()?;
     }
-    print(&report);
+    let result = json!({
+        "bytes": report.bytes, "data_bytes": report.data_bytes, "absent_bytes": report.hole_bytes, "verified": report.verified,
+        "seconds": report.elapsed.as_secs_f64(), "checksums": report.sums.to_string(),
+    });
+    args.progress.print_result(&result, || print(&report));
     Ok(())
 }
 
@@ -223,31 +226,19 @@ fn open(args: &CopyArgs, place: &CopyOperand, read_only: bool) -> Result<(Endpoi
     Ok((Endpoint::Volume(Arc::clone(&device) as Arc<dyn SparseDevice>), Some(device)))
 }
 
-pub(super) fn progress_bar(quiet: bool) -> ProgressBar {
-    if quiet || !std::io::stderr().is_terminal() {
-        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-    }
-    let style = ProgressStyle::with_template("{prefix} {bar:30} {percent:>3} %  {bytes} of {total_bytes}  {msg}")
-        .expect("the template is constant");
-    ProgressBar::new(0).with_style(style.progress_chars("=> "))
-}
-
 /// The rate and what is left come from the copy itself: it leaves out what was absent and cost nothing.
-pub(super) fn show(bar: &ProgressBar, progress: &Progress) {
-    bar.set_prefix(match progress.phase {
+pub(super) fn show(bar: &ProgressReporter, progress: &Progress) {
+    bar.set_operation(match progress.phase {
         Phase::Copying => "copying",
         Phase::Verifying => "verifying",
     });
-    bar.set_length(progress.total_bytes);
+    bar.set_total(progress.total_bytes);
+    bar.set_estimate(Estimate {
+        per_second: progress.bytes_per_second,
+        left: progress.time_left,
+        stalled_for: progress.stalled_for,
+    });
     bar.set_position(progress.done_bytes);
-    let eta = match progress.time_left {
-        Some(left) => format!(", about {} left", show_duration(left)),
-        None if !progress.stalled_for.is_zero() => {
-            format!(", nothing has moved for {}", show_duration(progress.stalled_for))
-        }
-        None => String::new(),
-    };
-    bar.set_message(format!("{}/s{eta}", show_size(progress.bytes_per_second as u64)));
 }
 
 /// What was not what was written last: told apart from the report, which a script may read.

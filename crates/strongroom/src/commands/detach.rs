@@ -1,14 +1,17 @@
 //! `strongroom detach`: ends an attachment, cleanly or not at all, and says what was lost while there was one.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use serde::Serialize;
 use strongroom_block::with_foreign_parts;
 use strongroom_initiator::front::leftovers::Leftovers;
 
 use crate::attachments::{self, Attachment, AttachmentState, Detached};
+use crate::stable_name;
 use crate::units::{parse_duration, show_duration};
 
 /// The exit status of a detach after which something is not at the target that programs had written.
@@ -28,7 +31,7 @@ const FORCED_TIMEOUT: Duration = Duration::from_secs(15);
         strongroom detach --all"
 )]
 pub(crate) struct DetachArgs {
-    /// The attachment: its directory, its mount point, the socket or URI of its NBD server, or its URL.
+    /// The attachment: its directory, its mount point, its name in /dev/strongroom, the socket or URI of its NBD server, or its URL.
     #[arg(required_unless_present_any = ["list", "all"])]
     name: Option<String>,
     /// Every attachment of this user, one after the other.
@@ -59,7 +62,9 @@ pub(crate) fn list() -> Result<()> {
         let name = attachment.place().name();
         let mount =
             attachment.mount.as_ref().map(|mount| format!(", mounted on {}", mount.display())).unwrap_or_default();
-        println!("{} at {name}{mount} (process {})", attachment.url, attachment.pid);
+        let device = attachment.device.as_ref().filter(|_| attachment.mount.is_none());
+        let device = device.map(|device| format!(", block device {}", device.display())).unwrap_or_default();
+        println!("{} at {name}{mount}{device} (process {})", attachment.url, attachment.pid);
         match attachment.state() {
             AttachmentState::Serving => {}
             AttachmentState::EndedWithLosses => {
@@ -70,11 +75,16 @@ pub(crate) fn list() -> Result<()> {
             }
         }
         let health = &attachment.health;
+        if let Some(name) = &attachment.stable_name {
+            println!("  name: {}", name.path().display());
+        }
         let lines = [
+            ("no name", &attachment.unnamed),
             ("NBD", &attachment.nbd),
             ("ECL", &health.transport),
             ("keys", &health.keys),
             ("not connected", &health.disconnected),
+            ("kept out", &health.kept_out),
             ("data lost", &health.losses),
         ];
         for (name, text) in lines {
@@ -85,6 +95,40 @@ pub(crate) fn list() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The same as JSON, for programs: what is there, and no more words than there are facts.
+pub(crate) fn list_as_json() -> Result<()> {
+    let list: Vec<AttachmentJson> = attachments::list()?.into_iter().map(AttachmentJson::from).collect();
+    println!("{}", serde_json::to_string(&list)?);
+    Ok(())
+}
+
+/// An attachment, for programs.
+#[derive(Serialize)]
+struct AttachmentJson {
+    url: String,
+    pid: u32,
+    directory: PathBuf,
+    mount: Option<PathBuf>,
+    device: Option<PathBuf>,
+    nbd: Option<String>,
+    state: &'static str,
+    disconnected: Option<String>,
+    losses: Option<String>,
+}
+
+impl From<Attachment> for AttachmentJson {
+    fn from(attachment: Attachment) -> AttachmentJson {
+        let state = match attachment.state() {
+            AttachmentState::Serving => "serving",
+            AttachmentState::EndedWithLosses => "ended-with-losses",
+            AttachmentState::Died => "died",
+        };
+        let Attachment { url, pid, directory, mount, device, nbd, health, .. } = attachment;
+        let (disconnected, losses) = (health.disconnected, health.losses);
+        AttachmentJson { url, pid, directory, mount, device, nbd, state, disconnected, losses }
+    }
 }
 
 /// Whether all that programs had written is at the target.
@@ -194,7 +238,11 @@ fn clean_up_unlisted(name: &str) -> Result<Outcome> {
     let Some(directory) = dead else {
         bail!("nothing is attached as '{name}'; `strongroom attach list` shows what is");
     };
-    report(&Leftovers::of(&directory)?.remove()?);
+    let leftovers = Leftovers::of(&directory)?;
+    for link in stable_name::remove_leading_to(&leftovers.loop_devices, &directory) {
+        eprintln!("strongroom: removed {}", link.display());
+    }
+    report(&leftovers.remove()?);
     Ok(Outcome::Complete)
 }
 

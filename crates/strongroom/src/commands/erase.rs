@@ -3,13 +3,12 @@
 //!
 //! Absent: how (the store's), and what SANITIZE of an initiator does, which is the same.
 
-use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
 use strongroom_block::Token;
 use strongroom_initiator::{AttachError, VolumeUrl};
 use strongroom_store::Op;
@@ -17,10 +16,11 @@ use strongroom_target::admin::{Client, Operation, StoreReport};
 use strongroom_target::{OpenVolume, Volume};
 
 use super::format::attach_alone;
-use super::operation::operate;
 use crate::access::AccessArgs;
 use crate::confirmation::{Confirmation, ForceArgs};
+use crate::progress::{ProgressArgs, ProgressReporter, ProgressUnit};
 use crate::root_args::RootArgs;
+use crate::target_args::operate;
 use crate::wrapping;
 
 /// How often a target is asked how far it is.
@@ -54,6 +54,8 @@ pub(crate) struct EraseArgs {
     #[command(flatten)]
     force: ForceArgs,
     #[command(flatten)]
+    progress: ProgressArgs,
+    #[command(flatten)]
     target: RootArgs,
     #[command(flatten)]
     access: AccessArgs,
@@ -69,7 +71,7 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
     if !args.yes {
         bail!("everything in '{name}' will be lost, for good; say --yes to go on");
     }
-    let bar = progress_bar();
+    let bar = args.progress.begin("erasing", ProgressUnit::Parts, Some(WHOLE));
     let socket = args.target.admin_socket()?;
     if Client::connect(&socket)?.is_some() {
         let operation = if args.crypto { Operation::CryptoErase } else { Operation::Erase };
@@ -77,16 +79,18 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
     } else {
         erase_closed(args, &volume, &bar)?;
     }
-    bar.finish_and_clear();
-    println!("'{name}' is erased");
-    if volume.sealed.is_some() {
-        println!("next, from an initiator with its key: strongroom volume format strongroom://HOST/{name} --yes");
-    }
+    bar.finish();
+    args.progress.print_result(&json!({ "erased": name }), || {
+        println!("'{name}' is erased");
+        if volume.sealed.is_some() {
+            println!("next, from an initiator with its key: strongroom volume format strongroom://HOST/{name} --yes");
+        }
+    });
     Ok(())
 }
 
 /// Has the running target erase the volume, and waits for the end.
-fn erase_served(args: &EraseArgs, operation: Operation, socket: &Path, bar: &ProgressBar) -> Result<()> {
+fn erase_served(args: &EraseArgs, operation: Operation, socket: &Path, bar: &ProgressReporter) -> Result<()> {
     let name = &args.name;
     let mut store = operate(&args.target, name, operation)?.store;
     while let Some(progress) = store.erasing {
@@ -105,7 +109,7 @@ fn erase_served(args: &EraseArgs, operation: Operation, socket: &Path, bar: &Pro
 }
 
 /// Erases a volume that no target serves.
-fn erase_closed(args: &EraseArgs, volume: &Volume, bar: &ProgressBar) -> Result<()> {
+fn erase_closed(args: &EraseArgs, volume: &Volume, bar: &ProgressReporter) -> Result<()> {
     let name = &args.name;
     let catalogue = args.target.open()?;
     if volume.clone_of.is_some() {
@@ -216,7 +220,12 @@ fn is_out_of_reach(error: &anyhow::Error) -> bool {
 }
 
 /// `renew`: destroys the wrapping key, if it is the volume's own.
-fn erase_here(opened: &mut OpenVolume, renew: impl Fn() -> Result<()>, by_key: bool, bar: &ProgressBar) -> Result<()> {
+fn erase_here(
+    opened: &mut OpenVolume,
+    renew: impl Fn() -> Result<()>,
+    by_key: bool,
+    bar: &ProgressReporter,
+) -> Result<()> {
     let store = opened.store();
     // One that goes on from before may have been one that destroys the key. It overwrites everything in any case.
     let mut renewed = if store.erase_progress().is_some() { renew() } else { Ok(()) };
@@ -257,13 +266,4 @@ fn refused(store: &StoreReport) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn progress_bar() -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-    }
-    let style =
-        ProgressStyle::with_template("erasing {bar:30} {percent:>3} %, {elapsed}").expect("the template is constant");
-    ProgressBar::with_draw_target(Some(WHOLE), ProgressDrawTarget::stderr()).with_style(style.progress_chars("=> "))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_block::Lba;
-use strongroom_initiator::{LeaseMode, RemoteDevice, VolumeContents, VolumeUrl};
+use strongroom_initiator::{LeaseMode, RemoteDevice, VolumeContents, VolumeUrl, unsealed_part};
 
 use crate::access::AccessArgs;
 use crate::confirmation::{self, Confirmation};
@@ -50,14 +50,15 @@ pub(crate) struct FormatArgs {
 #[derive(Args)]
 #[command(
     after_help = "Example: strongroom volume grow strongroom://storage/vault --key-file ~/vault.key --from 10GiB\n\n\
-    After `strongroom volume resize` on the target's machine, which says what to give here."
+    After `strongroom volume resize` on the target's machine, which says what to give here. Without --from the target is asked which blocks nobody \
+    has written or sealed; one that lies can have others made absent, so say it where you know it."
 )]
 pub(crate) struct GrowArgs {
     /// The volume.
     url: VolumeUrl,
-    /// The size that it had before, for instance 10GiB.
+    /// The size that it had before, for instance 10GiB [default: what the target says is neither written nor sealed].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    from: u64,
+    from: Option<u64>,
     #[command(flatten)]
     access: AccessArgs,
 }
@@ -73,10 +74,16 @@ pub(crate) fn grow(args: &GrowArgs) -> Result<()> {
     if unit.sealed.is_none() {
         bail!("{} is plain: what it grew by is usable already", args.url);
     }
-    if !args.from.is_multiple_of(block_bytes) {
-        bail!("the volume's blocks have {block_bytes} bytes; it never had a size of {} bytes", args.from);
+    let from = match args.from {
+        Some(from) if !from.is_multiple_of(block_bytes) => {
+            bail!("the volume's blocks have {block_bytes} bytes; it never had a size of {from} bytes")
+        }
+        Some(from) => Some(Lba(from / block_bytes)),
+        None => unsealed_part(&device).with_context(|| format!("cannot tell from where on {} grew", args.url))?,
+    };
+    if let Some(from) = from {
+        device.format_grown(from).with_context(|| format!("cannot grow {}", args.url))?;
     }
-    device.format_grown(Lba(args.from / block_bytes)).with_context(|| format!("cannot grow {}", args.url))?;
     println!("{} is usable up to {}", args.url, show_size(unit.geometry.bytes()));
     device.detach()?;
     Ok(())

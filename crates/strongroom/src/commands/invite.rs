@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
+use strongroom_target::PeerRole;
 use strongroom_target::admin::{Reply, Request};
 
-use crate::admin::{AdminArgs, ask};
+use crate::admin::{AdminArgs, AdminListArgs, ask};
 use crate::table::Table;
 use crate::units::{parse_duration, show_duration};
 
@@ -23,7 +24,7 @@ pub(crate) struct InviteCommand {
 #[derive(Subcommand)]
 enum InvitationCommand {
     /// List the invitations that can still be used.
-    List(ListArgs),
+    List(AdminListArgs),
     /// End an invitation that was not used. A peer that has joined is ended with `strongroom peer remove`.
     Revoke(RevokeArgs),
 }
@@ -33,6 +34,7 @@ enum InvitationCommand {
 #[command(after_help = "Examples:\n  \
     strongroom invite alice --volume vault\n  \
     strongroom invite alice --volume vault | ssh alice.example strongroom join\n  \
+    strongroom invite ops --operator\n  \
     strongroom invite backup --volume '*' --read-only --expires 1d --address storage.example\n  \
     strongroom invite list\n\n\
     The line is a secret until it is used or has expired: send it to nobody else. The invited machine gives it to: strongroom join")]
@@ -41,8 +43,11 @@ struct InviteArgs {
     #[arg(required = true)]
     name: Option<String>,
     /// A volume that it may use; can be repeated; '*' is all of them.
-    #[arg(long = "volume", value_name = "NAME", required = true)]
+    #[arg(long = "volume", value_name = "NAME", required_unless_present = "operator")]
     volumes: Vec<String>,
+    /// It will be an operator: from its machine it may make, change and delete volumes, and say which peers may use them.
+    #[arg(long)]
+    operator: bool,
     /// It may only read.
     #[arg(long)]
     read_only: bool,
@@ -53,16 +58,6 @@ struct InviteArgs {
     /// machine's name].
     #[arg(long = "address", value_name = "HOST[:PORT]")]
     addresses: Vec<String>,
-    #[command(flatten)]
-    target: AdminArgs,
-}
-
-/// `invite list`.
-#[derive(Args)]
-struct ListArgs {
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     target: AdminArgs,
 }
@@ -90,9 +85,10 @@ pub(crate) fn run(command: InviteCommand) -> Result<()> {
 }
 
 fn invite(args: InviteArgs) -> Result<()> {
-    let InviteArgs { name, volumes, read_only, expires, addresses, target } = args;
+    let InviteArgs { name, volumes, operator, read_only, expires, addresses, target } = args;
+    let role = if operator { PeerRole::Operator } else { PeerRole::Initiator };
     let name = name.expect("required, but for `invite list` and `invite revoke`");
-    let request = Request::Invite { name, volumes, read_only, expires_s: expires.as_secs(), addresses };
+    let request = Request::Invite { name, volumes, read_only, role, expires_s: expires.as_secs(), addresses };
     let Reply::Invited { invitation, addresses, .. } = ask(&mut target.connect()?, &request)? else {
         bail!("the target answered something else; it is of another version, restart it");
     };
@@ -106,7 +102,7 @@ fn invite(args: InviteArgs) -> Result<()> {
     Ok(())
 }
 
-fn list(args: &ListArgs) -> Result<()> {
+fn list(args: &AdminListArgs) -> Result<()> {
     let Reply::Invitations(invitations) = ask(&mut args.target.connect()?, &Request::Invitations)? else {
         bail!("the target answered something else; it is of another version, restart it");
     };
@@ -114,11 +110,12 @@ fn list(args: &ListArgs) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&invitations)?);
         return Ok(());
     }
-    let mut table = Table::new(&["NAME", ">EXPIRES IN", "RIGHT", "VOLUMES"]);
+    let mut table = Table::new(&["NAME", ">EXPIRES IN", "ROLE", "RIGHT", "VOLUMES"]);
     for invitation in invitations {
         let right = if invitation.read_only { "read" } else { "write" };
         let expires_in = show_duration(Duration::from_secs(invitation.expires_in_s));
-        table.row(vec![invitation.name, expires_in, right.to_owned(), invitation.volumes.join(" ")]);
+        let (role, volumes) = (invitation.role.to_string(), invitation.volumes.join(" "));
+        table.row(vec![invitation.name, expires_in, role, right.to_owned(), volumes]);
     }
     print!("{table}");
     Ok(())

@@ -12,6 +12,7 @@ use clap::Args;
 use strongroom_handshake::{INVITATION_TEXT_BYTES_MAX, Invitation, NodeKey, is_address};
 use strongroom_initiator::DEFAULT_PORT;
 use strongroom_keyfiles::secret_file;
+use strongroom_target::PeerRole;
 use strongroom_target::pairing::{JoinError, Joined, PairingRefusal, join};
 use zeroize::Zeroizing;
 
@@ -79,6 +80,9 @@ fn print_joined(joined: &Joined, host: &str, port: u16, known: &Path) {
     let before = if joined.was_joined { " before" } else { "" };
     let right = if joined.read_only { ", to read only" } else { "" };
     println!("this node has joined {name}{before}, as '{}'{right}; its key is in {}", joined.name, known.display());
+    if joined.role == PeerRole::Operator {
+        println!("it is an operator there: see the volumes with: strongroom volume list --target {name}");
+    }
     for volume in &joined.volumes {
         match volume.as_str() {
             "*" => println!("all of its volumes; see them with: strongroom discover {name}"),

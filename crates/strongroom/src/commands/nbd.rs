@@ -64,6 +64,7 @@ pub(crate) fn run(command: NbdCommand) -> Result<ExitCode> {
         is_mounted_here: false,
         memory: Memory::Locked,
         log: None,
+        name: None,
     };
     let lost = args.serving.serve(&volume, |device| args.start(device, &address, certificates))?;
     match lost {
@@ -112,6 +113,11 @@ impl FrontEnd for NbdFrontEnd {
             NbdAddress::Tcp(_) => None,
         };
         AttachmentPlace::Nbd { uri: self.0.uri(), socket }
+    }
+
+    /// Its socket is for clients to find, not a device.
+    fn device(&self) -> Option<PathBuf> {
+        None
     }
 
     fn ended_fd(&self) -> BorrowedFd<'_> {

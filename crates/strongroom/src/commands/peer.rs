@@ -2,12 +2,13 @@
 //! configuration are shown.
 
 use anyhow::{Result, bail, ensure};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use strongroom_block::foreign;
+use strongroom_target::PeerRole;
 use strongroom_target::admin::{PeerOperation, PeerOrigin, Reply, Request};
 
 use super::status;
-use crate::admin::{AdminArgs, ask};
+use crate::admin::{AdminArgs, AdminListArgs, ask};
 use crate::table::Table;
 
 /// List the peers of a running target, and change those that have joined by invitation.
@@ -15,7 +16,7 @@ use crate::table::Table;
 pub(crate) enum PeerCommand {
     /// List who may come through a channel, and for which volumes.
     #[command(after_help = "Example: strongroom peer list")]
-    List(ListArgs),
+    List(AdminListArgs),
     /// Remove a peer. Its sessions end at once.
     #[command(after_help = "Example: strongroom peer remove alice")]
     Remove(NamedArgs),
@@ -27,19 +28,12 @@ pub(crate) enum PeerCommand {
         after_help = "Examples:\n  strongroom peer allow alice --volume logs\n  strongroom peer allow alice --read-only"
     )]
     Allow(AllowArgs),
+    /// Make a peer an operator, which makes and changes volumes from its machine, or an initiator again. Counts at once.
+    #[command(after_help = "Examples:\n  strongroom peer role ops operator\n  strongroom peer role ops initiator")]
+    Role(RoleArgs),
     /// Take volumes from a peer. Its sessions with them end at once.
     #[command(after_help = "Example: strongroom peer deny alice --volume logs")]
     Deny(DenyArgs),
-}
-
-/// `peer list`.
-#[derive(Args)]
-pub(crate) struct ListArgs {
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    target: AdminArgs,
 }
 
 /// A peer.
@@ -81,6 +75,26 @@ pub(crate) struct AllowArgs {
     target: AdminArgs,
 }
 
+/// `peer role`.
+#[derive(Args)]
+pub(crate) struct RoleArgs {
+    /// The peer.
+    name: String,
+    /// What it is from now on.
+    role: RoleArg,
+    #[command(flatten)]
+    target: AdminArgs,
+}
+
+/// What a peer is to the target.
+#[derive(Clone, Copy, ValueEnum)]
+enum RoleArg {
+    /// It uses volumes.
+    Initiator,
+    /// It also makes, changes and deletes them, and says which peers may use them.
+    Operator,
+}
+
 /// `peer deny`.
 #[derive(Args)]
 pub(crate) struct DenyArgs {
@@ -103,11 +117,18 @@ pub(crate) fn run(command: PeerCommand) -> Result<()> {
             let read_only = (args.read_only || args.read_write).then_some(args.read_only);
             change(&args.target, args.name, PeerOperation::Allow { volumes: args.volumes, read_only })
         }
+        PeerCommand::Role(args) => {
+            let role = match args.role {
+                RoleArg::Initiator => PeerRole::Initiator,
+                RoleArg::Operator => PeerRole::Operator,
+            };
+            change(&args.target, args.name, PeerOperation::Role { role })
+        }
         PeerCommand::Deny(args) => change(&args.target, args.name, PeerOperation::Deny { volumes: args.volumes }),
     }
 }
 
-fn list(args: &ListArgs) -> Result<()> {
+fn list(args: &AdminListArgs) -> Result<()> {
     let Reply::Peers(peers) = ask(&mut args.target.connect()?, &Request::Peers)? else {
         bail!("the target answered something else; it is of another version, restart it");
     };
@@ -115,7 +136,7 @@ fn list(args: &ListArgs) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&peers)?);
         return Ok(());
     }
-    let mut table = Table::new(&["NAME", "KEY", "BY", "RIGHT", "VOLUMES"]);
+    let mut table = Table::new(&["NAME", "KEY", "BY", "ROLE", "RIGHT", "VOLUMES"]);
     for peer in peers {
         let origin = match peer.origin {
             PeerOrigin::Configuration => "configuration",
@@ -124,7 +145,8 @@ fn list(args: &ListArgs) -> Result<()> {
         };
         let right = if peer.read_only { "read" } else { "write" };
         let name = foreign(&peer.name).to_string();
-        table.row(vec![name, peer.key, origin.to_owned(), right.to_owned(), peer.volumes.join(" ")]);
+        let (role, volumes) = (peer.role.to_string(), peer.volumes.join(" "));
+        table.row(vec![name, peer.key, origin.to_owned(), role, right.to_owned(), volumes]);
     }
     print!("{table}");
     Ok(())

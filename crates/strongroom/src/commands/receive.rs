@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use indicatif::ProgressBar;
+use serde_json::json;
 use strongroom_block::{Mode, Suite, foreign};
 use strongroom_store::{
     CreateOptions, IoChoice, Medium, OpError, Receiver, SnapshotId, StreamError, StreamInfo, UnitKind,
@@ -19,8 +19,9 @@ use strongroom_target::{Access, Catalogue, CatalogueError, OpenVolume, SealedSpe
 
 use super::new_volume::{spare_range, usable_wrapping_key, warn_of_unknown_peers};
 use super::send_to::parse_beginning;
-use super::stream::{StreamPosition, progress_bar, read_some};
+use super::stream::{StreamPosition, read_some};
 use super::{opening, receive_served};
+use crate::progress::{ProgressArgs, ProgressReporter, ProgressUnit};
 use crate::root_args::RootArgs;
 use crate::units::{parse_duration, show_size};
 
@@ -78,9 +79,8 @@ pub(crate) struct ReceiveArgs {
     /// New volume: what its blocks lie on, as in `volume create`.
     #[arg(long, value_name = "MEDIUM", default_value_t = Medium::Directory)]
     medium: Medium,
-    /// No progress bar.
-    #[arg(long)]
-    quiet: bool,
+    #[command(flatten)]
+    progress: ProgressArgs,
     #[command(flatten)]
     target: RootArgs,
 }
@@ -114,9 +114,9 @@ pub(crate) fn receive(args: &ReceiveArgs) -> Result<()> {
     if volume.volume().clone_of.is_some() {
         bail!("'{}' is a clone, which takes in no stream; receive into a new volume, under another name", args.name);
     }
-    let bar = progress_bar("receiving", total, args.quiet);
+    let bar = args.progress.begin("receiving", ProgressUnit::Bytes, total);
     let received = receive_all(args, &mut volume, &info, &start, input.as_mut(), &bar);
-    bar.finish_and_clear();
+    bar.finish();
     let noted = volume.note();
     let rest =
         volume.store().index().receptions().iter().find(|reception| reception.id == info.to).map(StreamPosition::from);
@@ -137,9 +137,9 @@ fn receive_served(
     total: Option<u64>,
 ) -> Result<()> {
     receive_served::begin(&mut client, &args.name, args.wait).with_context(|| not_received(args, info, None))?;
-    let bar = progress_bar("receiving", total, args.quiet);
+    let bar = args.progress.begin("receiving", ProgressUnit::Bytes, total);
     let received = receive_served::feed(&mut client, start, input, &bar);
-    bar.finish_and_clear();
+    bar.finish();
     drop(client);
     let rest = || {
         let mut client = Client::connect(&args.target.admin_socket().ok()?).ok()??;
@@ -164,7 +164,10 @@ fn not_received(args: &ReceiveArgs, info: &StreamInfo, rest: Option<StreamPositi
 }
 
 fn told_received(args: &ReceiveArgs, info: &StreamInfo, bytes: u64) {
-    println!("received {}@{}: {} came and all of it was checked", args.name, info.name, show_size(bytes));
+    let result = json!({ "volume": args.name, "snapshot": info.name, "received_bytes": bytes });
+    args.progress.print_result(&result, || {
+        println!("received {}@{}: {} came and all of it was checked", args.name, info.name, show_size(bytes));
+    });
 }
 
 /// `--new-for`.
@@ -218,18 +221,19 @@ fn make_if_missing(args: &ReceiveArgs, catalogue: &Catalogue, info: &StreamInfo)
     }
     warn_of_unknown_peers(&args.target, &args.peers);
     let made = catalogue.create_for(&spec_of_new(args, info)?, info)?;
-    println!(
+    args.progress.say(&format!(
         "made the volume '{name}', {}; it opens with the key of the one that was sent",
         show_size(made.geometry.bytes())
-    );
+    ));
     if made.id != info.volume_id {
-        println!(
+        args.progress.say(&format!(
             "a volume with the identity of the one that was sent is here already; this one has its own, {}",
             made.id
-        );
+        ));
     }
     if nobody {
-        println!("nobody may use it yet, unless the configuration lists it for a peer; see `strongroom volume access`");
+        args.progress
+            .say("nobody may use it yet, unless the configuration lists it for a peer; see `strongroom volume access`");
     }
     Ok(())
 }
@@ -269,7 +273,7 @@ fn receive_all(
     info: &StreamInfo,
     start: &[u8],
     input: &mut dyn Read,
-    bar: &ProgressBar,
+    bar: &ProgressReporter,
 ) -> Result<u64> {
     let mut receiver = Receiver::new();
     let mut came = start.len();

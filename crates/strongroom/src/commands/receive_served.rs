@@ -4,10 +4,10 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use indicatif::ProgressBar;
 use strongroom_target::admin::{Client, Reply, Request, Resume};
 
 use crate::admin::ask;
+use crate::progress::ProgressReporter;
 use crate::units::{show_duration, show_size};
 
 /// How long a target may take to open a volume, or to take in what it was sent.
@@ -42,7 +42,7 @@ pub(super) fn begin(client: &mut Client, volume: &str, wait: Duration) -> Result
 }
 
 /// Sends the stream, of which `start` was read already; how many bytes that were.
-pub(super) fn feed(client: &mut Client, start: &[u8], input: &mut dyn Read, bar: &ProgressBar) -> Result<u64> {
+pub(super) fn feed(client: &mut Client, start: &[u8], input: &mut dyn Read, bar: &ProgressReporter) -> Result<u64> {
     let mut came = start.len() as u64;
     client.send_piece(start)?;
     let mut bytes = vec![0; READ_BYTES];

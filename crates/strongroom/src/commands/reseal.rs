@@ -8,19 +8,19 @@ mod args;
 mod moving;
 mod prepare;
 
-use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use strongroom_block::{Lba, SealingDomain};
 use strongroom_initiator::{LeaseMode, RemoteDevice, ResealProgress, ResealReport, VolumeUrl, inquire};
 use strongroom_keyserver::Client;
 
 pub(crate) use self::args::ResealArgs;
+use crate::progress::{ProgressReporter, ProgressUnit};
 use crate::signals::StopSignals;
 use crate::units::show_duration;
 use crate::writer;
@@ -52,7 +52,7 @@ struct Run<'a> {
     client: Client,
     domain: SealingDomain,
     signals: StopSignals,
-    bar: ProgressBar,
+    bar: ProgressReporter,
     resealed: u64,
 }
 
@@ -86,24 +86,34 @@ fn end_epochs(args: &ResealArgs, url: VolumeUrl) -> Result<()> {
     let Some(keys) = device.key_status() else {
         bail!("the keys of {url} are not at a key server: they have no epochs that move on; to seal it again: --to");
     };
-    let bar = progress_bar(args.quiet, device.unit().geometry.blocks);
+    let bar = args.progress.begin("resealing", ProgressUnit::Blocks, Some(device.unit().geometry.blocks));
     let mut run = Run { args, url, device, client, domain, signals, bar, resealed: 0 };
     let older = run.older_epochs(keys.epoch)?;
     if older.is_empty() {
         run.args.state.remove()?;
-        println!("nothing to do: epoch {} is the only one that has a key", keys.epoch);
+        let result = json!({ "epoch": keys.epoch, "resealed": 0, "destroyed_epochs": [] });
+        args.progress.print_result(&result, || {
+            println!("nothing to do: epoch {} is the only one that has a key", keys.epoch);
+        });
         return Ok(run.device.detach()?);
     }
     run.announce_waiting()?;
     let report = run.reseal_all()?;
-    run.bar.finish_and_clear();
-    println!(
-        "{} blocks were resealed; nothing of the volume is under an epoch older than {}",
-        run.resealed, report.epoch
-    );
-    if !args.keep_epochs {
-        run.destroy(&report)?;
+    run.bar.finish();
+    if !args.progress.is_json() {
+        println!(
+            "{} blocks were resealed; nothing of the volume is under an epoch older than {}",
+            run.resealed, report.epoch
+        );
     }
+    let destroyed = if args.keep_epochs { Vec::new() } else { run.destroy(&report)? };
+    let result = json!({ "epoch": report.epoch, "resealed": run.resealed, "destroyed_epochs": destroyed });
+    args.progress.print_result(&result, || {
+        if !destroyed.is_empty() {
+            let words = destroyed.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+            println!("destroyed at the key server: epochs {words}; what is still under them, anywhere, opens no more");
+        }
+    });
     run.args.state.remove()?;
     Ok(run.device.detach()?)
 }
@@ -130,7 +140,7 @@ impl Run<'_> {
                 continue;
             }
             if report.progress.bad > 0 && !self.args.force {
-                report.bad_blocks.iter().for_each(|lba| println!("block {lba} does not open"));
+                report.bad_blocks.iter().for_each(|lba| self.args.progress.say(&format!("block {lba} does not open")));
                 bail!(
                     "blocks do not open and stay under older epochs; look for older versions with 'strongroom volume recover', \
                      discard them, or give them up with --force"
@@ -207,7 +217,7 @@ impl Run<'_> {
         if !stopped {
             return Ok(report);
         }
-        self.bar.finish_and_clear();
+        self.bar.finish();
         if report.progress.missed == 0 && report.progress.bad == 0 {
             state.next = report.progress.next.0;
             self.save(state)?;
@@ -216,7 +226,8 @@ impl Run<'_> {
         bail!("stopped before block {} of {}; {how}", report.progress.next, report.progress.blocks)
     }
 
-    fn destroy(&self, report: &ResealReport) -> Result<()> {
+    /// Returns the epochs that were destroyed.
+    fn destroy(&self, report: &ResealReport) -> Result<Vec<u32>> {
         let older = self.older_epochs(report.epoch)?;
         let words = older.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let views = inquire(self.args.access.options(&self.url)?)?.other_views;
@@ -234,8 +245,7 @@ impl Run<'_> {
                 )
             })?;
         }
-        println!("destroyed at the key server: epochs {words}; what is still under them, anywhere, opens no more");
-        Ok(())
+        Ok(older)
     }
 
     fn load(&self) -> Result<Option<ResealNote>> {
@@ -254,13 +264,4 @@ impl Run<'_> {
             None => Ok(()),
         }
     }
-}
-
-fn progress_bar(quiet: bool, blocks: u64) -> ProgressBar {
-    if quiet || !std::io::stderr().is_terminal() {
-        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-    }
-    let style = ProgressStyle::with_template("resealing {bar:30} {percent:>3} %  block {pos} of {len}  {msg}")
-        .expect("the template is constant");
-    ProgressBar::new(blocks).with_style(style.progress_chars("=> "))
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use indicatif::ProgressBar;
+use serde_json::json;
 use strongroom_store::Sender;
 use strongroom_target::OpenVolume;
 use strongroom_target::admin::{Client, Request, Resume};
@@ -18,7 +18,8 @@ use super::opening;
 pub(crate) use super::send_options::SendArgs;
 use super::send_options::start;
 use super::send_to;
-use super::stream::{OPEN_PATIENCE, progress_bar};
+use super::stream::OPEN_PATIENCE;
+use crate::progress::{ProgressReporter, ProgressUnit};
 use crate::units::show_size;
 
 /// Runs `volume send`.
@@ -61,17 +62,17 @@ fn send_served(args: &SendArgs, mut client: Client) -> Result<()> {
     let what = || format!("cannot send {name}@{snapshot}");
     let size_bytes = client.begin_stream(&request, OPEN_PATIENCE).with_context(what)?;
     let (mut out, made) = output(args.out.as_deref())?;
-    let bar = progress_bar("sending", Some(size_bytes), args.quiet);
+    let bar = args.progress.begin("sending", ProgressUnit::Bytes, Some(size_bytes));
     let sent = copy_slices(&mut client, out.as_mut(), &bar);
     if let (Err(_), Some(path)) = (&sent, made) {
         let _ = fs::remove_file(path);
     }
-    bar.finish_and_clear();
+    bar.finish();
     said(args, sent.with_context(what)?);
     Ok(())
 }
 
-fn copy_slices(client: &mut Client, out: &mut dyn Write, bar: &ProgressBar) -> Result<u64> {
+fn copy_slices(client: &mut Client, out: &mut dyn Write, bar: &ProgressReporter) -> Result<u64> {
     let mut sent = 0;
     while let Some((slice, done_bytes)) = client.next_slice()? {
         out.write_all(&slice).context("the stream cannot be written")?;
@@ -85,7 +86,14 @@ fn copy_slices(client: &mut Client, out: &mut dyn Write, bar: &ProgressBar) -> R
 fn said(args: &SendArgs, bytes: u64) {
     let (name, snapshot) = &args.snapshot;
     let to = args.out.as_deref().map(|path| format!(" to {}", path.display())).unwrap_or_default();
-    eprintln!("sent {name}@{snapshot}{to}: {}", show_size(bytes));
+    let in_words = || eprintln!("sent {name}@{snapshot}{to}: {}", show_size(bytes));
+    let result = json!({ "volume": name, "snapshot": snapshot, "sent_bytes": bytes });
+    match args.out {
+        Some(_) => args.progress.print_result(&result, in_words),
+        // Standard output is the stream.
+        None if args.progress.is_json() => eprintln!("{result}"),
+        None => in_words(),
+    }
 }
 
 /// Where the stream goes, and the file that was made for it.
@@ -120,7 +128,7 @@ impl Write for SyncedFile {
 fn send_all(args: &SendArgs, volume: &mut OpenVolume, mut sender: Sender, out: &mut dyn Write) -> Result<u64> {
     let store = volume.store();
     let geometry = store.info().geometry;
-    let bar = progress_bar("sending", Some(geometry.bytes()), args.quiet);
+    let bar = args.progress.begin("sending", ProgressUnit::Bytes, Some(geometry.bytes()));
     let mut sent = 0;
     while let Some(bytes) = sender.send(store)? {
         out.write_all(&bytes).context("the stream cannot be written")?;
@@ -128,6 +136,6 @@ fn send_all(args: &SendArgs, volume: &mut OpenVolume, mut sender: Sender, out: &
         bar.set_position(sender.blocks_done() * u64::from(geometry.block_size.bytes()));
     }
     out.flush().context("the stream cannot be written")?;
-    bar.finish_and_clear();
+    bar.finish();
     Ok(sent)
 }

@@ -15,6 +15,7 @@ use strongroom_target::transfers::Destination;
 use super::contents::parse_snapshot;
 use super::stream::StreamPosition;
 use crate::keys::{self, KEYS, parse_public_key};
+use crate::progress::ProgressArgs;
 use crate::root_args::RootArgs;
 use crate::units::parse_duration;
 
@@ -41,9 +42,8 @@ pub(crate) struct SendArgs {
     /// The file to write, which must not exist yet. Without it the stream goes to standard output.
     #[arg(long, value_name = "FILE")]
     pub(super) out: Option<PathBuf>,
-    /// No progress bar.
-    #[arg(long)]
-    pub(super) quiet: bool,
+    #[command(flatten)]
+    pub(super) progress: ProgressArgs,
     #[command(flatten)]
     pub(super) to: ToArgs,
     #[command(flatten)]

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use indicatif::ProgressBar;
+use serde_json::json;
 use strongroom_block::foreign;
 use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_initiator::VolumeUrl;
@@ -17,7 +17,8 @@ use strongroom_target::transfers::{Begun, Destination, Outgoing, RefusalCode, Tr
 
 use super::opening;
 use super::send_options::{SendArgs, start};
-use super::stream::{OPEN_PATIENCE, StreamPosition, progress_bar};
+use super::stream::{OPEN_PATIENCE, StreamPosition};
+use crate::progress::{ProgressReporter, ProgressUnit};
 use crate::units::{show_duration, show_size};
 
 /// How long to wait before another try, at first and at most.
@@ -72,19 +73,21 @@ pub(super) fn send(args: &SendArgs, url: &VolumeUrl) -> Result<()> {
     let (name, snapshot) = &args.snapshot;
     let to = args.to.destination(url)?;
     let place = url.place();
-    let bar = progress_bar("sending", None, args.quiet);
-    let mut progress = Progress { bar, moved: Instant::now(), reached: None, info: None };
+    let bar = args.progress.begin("sending", ProgressUnit::Bytes, None);
+    let mut progress = TransferProgress { bar, moved: Instant::now(), reached: None, info: None };
     let [mut pause, longest] = PAUSES;
     let mut told = None;
     loop {
         let began = progress.reached;
         let failure = match attempt(args, &to, &mut progress) {
             Ok(tried) => {
-                progress.bar.finish_and_clear();
-                match tried {
+                progress.bar.finish();
+                let sent_bytes = if let Tried::Sent { bytes } = tried { bytes } else { 0 };
+                let result = json!({ "volume": name, "snapshot": snapshot, "to": place, "sent_bytes": sent_bytes });
+                args.progress.print_result(&result, || match tried {
                     Tried::WasThere => eprintln!("{place} has {name}@{snapshot} already; there was nothing to send"),
                     Tried::Sent { bytes } => eprintln!("sent {name}@{snapshot} to {place}: {}", show_size(bytes)),
-                }
+                });
                 return Ok(());
             }
             Err(failure) => failure,
@@ -94,7 +97,7 @@ pub(super) fn send(args: &SendArgs, url: &VolumeUrl) -> Result<()> {
         }
         let tries_on = args.to.timeout.is_zero() || progress.moved.elapsed() + pause < args.to.timeout;
         if !failure.may_pass() || !tries_on {
-            progress.bar.finish_and_clear();
+            progress.bar.finish();
             let what = format!("cannot send {name}@{snapshot} to {place}: {}", failure.in_words());
             bail!("{what}{}", advice(args, &to, &progress, &failure));
         }
@@ -114,8 +117,8 @@ pub(super) fn send(args: &SendArgs, url: &VolumeUrl) -> Result<()> {
 }
 
 /// What is known of the transfer so far.
-struct Progress {
-    bar: ProgressBar,
+struct TransferProgress {
+    bar: ProgressReporter,
     /// When the other end last had more than before.
     moved: Instant,
     /// The furthest place that it has told.
@@ -123,7 +126,7 @@ struct Progress {
     info: Option<(StreamInfo, Vec<u8>)>,
 }
 
-impl Progress {
+impl TransferProgress {
     fn reach(&mut self, position: u64) {
         if self.reached.is_none_or(|reached| reached < position) {
             (self.reached, self.moved) = (Some(position), Instant::now());
@@ -131,7 +134,7 @@ impl Progress {
     }
 }
 
-fn attempt(args: &SendArgs, to: &Destination, progress: &mut Progress) -> Result<Tried, Failure> {
+fn attempt(args: &SendArgs, to: &Destination, progress: &mut TransferProgress) -> Result<Tried, Failure> {
     let mut source = Source::open(args)?;
     let sent = send_from(&mut source, args, to, progress);
     let closed = source.close();
@@ -144,7 +147,7 @@ fn send_from(
     source: &mut Source,
     args: &SendArgs,
     to: &Destination,
-    progress: &mut Progress,
+    progress: &mut TransferProgress,
 ) -> Result<Tried, Failure> {
     let mut first = source.begin(args, None)?;
     let info = StreamInfo::peek(&first).map_err(anyhow::Error::from)?;
@@ -159,7 +162,7 @@ fn send_from(
     if position > 0 {
         first = source.begin(args, Some(StreamPosition { to: info.to, from: info.from, position }))?;
     }
-    progress.bar.set_length(info.geometry.bytes());
+    progress.bar.set_total(info.geometry.bytes());
     let mut bytes = first.len() as u64;
     let sent = feed(source, &mut outgoing, &first, progress, &mut bytes);
     // Also of one that broke: what is durable there need not be sent again.
@@ -175,7 +178,7 @@ fn feed(
     source: &mut Source,
     outgoing: &mut Outgoing,
     first: &[u8],
-    progress: &mut Progress,
+    progress: &mut TransferProgress,
     bytes: &mut u64,
 ) -> Result<(), Failure> {
     outgoing.send(first)?;
@@ -189,7 +192,7 @@ fn feed(
 }
 
 /// What the person can do now.
-fn advice(args: &SendArgs, to: &Destination, progress: &Progress, failure: &Failure) -> String {
+fn advice(args: &SendArgs, to: &Destination, progress: &TransferProgress, failure: &Failure) -> String {
     let volume = &to.volume;
     let Failure::Transfer(error) = failure else { return String::new() };
     let mut advice = match error {
@@ -219,7 +222,7 @@ fn node_key(node: &NodeKey) -> PublicKey {
     node.public()
 }
 
-fn no_such_volume(volume: &str, progress: &Progress) -> String {
+fn no_such_volume(volume: &str, progress: &TransferProgress) -> String {
     match &progress.info {
         Some((info, begin)) if info.from.is_none() => format!(
             "\nMake one for it there: strongroom volume receive {volume} --new-for {}\nthen give the same command again",

@@ -5,27 +5,17 @@ use clap::{Args, Subcommand};
 use strongroom_target::admin::Request;
 
 use super::status;
-use crate::admin::{AdminArgs, ask_status};
+use crate::admin::{AdminArgs, AdminListArgs, ask_status};
 
 /// List or drop the sessions of a running target.
 #[derive(Subcommand)]
 pub(crate) enum SessionCommand {
     /// List who is logged in.
     #[command(after_help = "Example: strongroom session list --root /srv/strongroom")]
-    List(ListArgs),
+    List(AdminListArgs),
     /// End sessions. Initiators may log in again, if the rules still admit them.
     #[command(after_help = "Examples:\n  strongroom session drop 17\n  strongroom session drop --peer alice")]
     Drop(DropArgs),
-}
-
-/// `session list`.
-#[derive(Args)]
-pub(crate) struct ListArgs {
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    target: AdminArgs,
 }
 
 /// `session drop`.

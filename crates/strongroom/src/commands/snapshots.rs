@@ -9,11 +9,11 @@ use clap::Args;
 use strongroom_target::admin::{Client, Operation, Pruned, PrunedSnapshot, Request};
 use strongroom_target::{Retention, Schedule};
 
-use super::operation::operate;
 use super::status::last_run;
 use crate::admin::{ask, ask_status};
 use crate::root_args::RootArgs;
 use crate::table::Table;
+use crate::target_args::operate;
 use crate::units::{parse_duration, show_duration, show_time};
 
 /// How the rules of what to keep work, for `--help`.

@@ -2,17 +2,17 @@
 //!
 //! Absent: what is checked and how it is repaired, which is the store's own business.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 use strongroom_store::{
     CheckReport, DamageReport, OpenOptions, RepairOptions, RepairPlan, StoreError, Survey, SuspectBlocks,
 };
 
+use crate::progress::{ProgressArgs, ProgressUnit};
 use crate::units::show_size;
 
 /// Check, show or repair a store that is not in use. Needs no keys.
@@ -83,12 +83,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<ExitCode> {
 }
 
 fn check(args: &StoreArgs) -> Result<ExitCode> {
-    let bar = progress_bar(args.json);
-    let report = CheckReport::of(&args.dir, &mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
+    let report = read_all(&args.dir, ProgressArgs::json_only(args.json));
     match report {
         Ok(report) => {
             if args.json {
@@ -115,6 +110,26 @@ fn check(args: &StoreArgs) -> Result<ExitCode> {
             Ok(ExitCode::from(2))
         }
     }
+}
+
+/// Checks a store, and shows how far that is.
+pub(super) fn read_all(dir: &Path, progress: ProgressArgs) -> Result<CheckReport, StoreError> {
+    with_progress(progress, "checking", |progress| CheckReport::of(dir, progress))
+}
+
+/// Does something that tells how many bytes of how many it has read, and shows that.
+fn with_progress<R>(
+    progress: ProgressArgs,
+    operation: &'static str,
+    run: impl FnOnce(&mut dyn FnMut(u64, u64)) -> R,
+) -> R {
+    let bar = progress.begin(operation, ProgressUnit::Bytes, None);
+    let result = run(&mut |done, total| {
+        bar.set_total(total);
+        bar.set_position(done);
+    });
+    bar.finish();
+    result
 }
 
 /// Runs of blocks that are listed, at most.
@@ -148,13 +163,6 @@ fn damage(args: &StoreArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!report.damage.is_none())))
 }
 
-/// How much has been read, of how much.
-pub(super) fn progress_bar(hidden: bool) -> ProgressBar {
-    let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-    let style = ProgressStyle::with_template("{wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
-    ProgressBar::with_draw_target(Some(0), target).with_style(style.expect("a valid template"))
-}
-
 fn print_report(report: &CheckReport) {
     if let Some(why) = &report.unopenable {
         println!("the store does not open: {why}");
@@ -186,7 +194,7 @@ fn print_report(report: &CheckReport) {
     }
 }
 
-fn report_as_json(report: &CheckReport) -> Value {
+pub(super) fn report_as_json(report: &CheckReport) -> Value {
     let problems: Vec<Value> = report
         .problems
         .iter()
@@ -324,8 +332,10 @@ fn survey_as_json(survey: &Survey) -> Value {
 
 fn repair(args: &RepairArgs) -> Result<ExitCode> {
     let options = RepairOptions { apply: args.apply, accept_data_loss: args.accept_data_loss };
-    let plan = RepairPlan::carry_out(&args.store.dir, options)
-        .with_context(|| format!("cannot repair {}", args.store.dir.display()))?;
+    let plan = with_progress(ProgressArgs::json_only(args.store.json), "reading the log", |progress| {
+        RepairPlan::carry_out(&args.store.dir, options, progress)
+    });
+    let plan = plan.with_context(|| format!("cannot repair {}", args.store.dir.display()))?;
     let left = plan.steps.iter().any(|step| !step.done);
     if args.store.json {
         let step =

@@ -1,12 +1,11 @@
-//! What `volume send` and `volume receive` have in common: where an interrupted stream goes on, reading, and progress.
+//! What `volume send` and `volume receive` have in common: where an interrupted stream goes on and reading.
 
 use std::fmt;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, Read};
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use strongroom_store::{ReceptionInfo, SnapshotId};
 use strongroom_target::admin::Resume;
 
@@ -63,20 +62,6 @@ pub(super) fn read_some(input: &mut dyn Read, bytes: &mut [u8]) -> Result<usize>
             read => return read.context("the stream cannot be read"),
         }
     }
-}
-
-pub(super) fn progress_bar(what: &'static str, total: Option<u64>, quiet: bool) -> ProgressBar {
-    if quiet || !io::stderr().is_terminal() {
-        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-    }
-    let template = match total {
-        Some(_) => "{prefix} {bar:30} {percent:>3} %  {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
-        None => "{prefix} {spinner} {bytes}, {bytes_per_sec}",
-    };
-    let style = ProgressStyle::with_template(template).expect("the template is constant");
-    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar.with_style(style.progress_chars("=> ")).with_prefix(what)
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! `strongroom volume verify`: reads a sealed volume and names the blocks that do not open. Where the target is blind, nobody else can.
 
-use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use strongroom_block::Lba;
 use strongroom_initiator::{LeaseMode, VerifyProgress, VolumeUrl};
 
 use crate::access::AccessArgs;
+use crate::progress::{ProgressArgs, ProgressReporter, ProgressUnit};
 use crate::signals::StopSignals;
 use crate::state_file::StateArgs;
 use crate::writer;
@@ -45,9 +45,8 @@ pub(crate) struct VerifyArgs {
     /// Go on although nothing at all opens at the beginning.
     #[arg(long)]
     keep_going: bool,
-    /// No progress bar.
-    #[arg(long)]
-    quiet: bool,
+    #[command(flatten)]
+    progress: ProgressArgs,
     #[command(flatten)]
     access: AccessArgs,
 }
@@ -83,7 +82,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     if state.next > device.unit().geometry.blocks {
         bail!("block {} is past the end of the volume; begin at a smaller one", state.next);
     }
-    let bar = progress_bar(args.quiet, device.unit().geometry.blocks);
+    let bar = args.progress.begin("verifying", ProgressUnit::Blocks, Some(device.unit().geometry.blocks));
     let mut saved = Instant::now();
     let mut is_wrong_key = false;
     let report = device.verify(Lba(state.next), &mut |progress| {
@@ -101,7 +100,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
         let is_stopped = is_wrong_key || signals.wait(Duration::ZERO).is_some();
         if is_stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    bar.finish_and_clear();
+    bar.finish();
     let report = report?;
     if is_wrong_key {
         bail!(
@@ -115,12 +114,15 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     state.bad.extend(report.bad_blocks.iter().map(|lba| lba.0));
     let blocks = report.progress.blocks;
     if state.next == blocks { args.state.remove() } else { save(&args.state, &state) }?;
-    print_result(&state.bad, report.progress);
+    let VerifyProgress { opened, absent, .. } = report.progress;
+    let result =
+        json!({ "opened": opened, "absent": absent, "bad_blocks": state.bad, "next": state.next, "blocks": blocks });
+    args.progress.print_result(&result, || print(&state.bad, report.progress));
     told?;
     judge(args, &state, blocks)
 }
 
-fn print_result(bad: &[u64], progress: VerifyProgress) {
+fn print(bad: &[u64], progress: VerifyProgress) {
     for (first, last) in ranges(bad) {
         if first == last {
             println!("block {first} does not open");
@@ -173,18 +175,7 @@ fn save(file: &StateArgs, state: &VerificationState) -> Result<()> {
     file.replace(&serde_json::to_vec(state)?)
 }
 
-fn progress_bar(quiet: bool, blocks: u64) -> ProgressBar {
-    if quiet || !std::io::stderr().is_terminal() {
-        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-    }
-    let style = ProgressStyle::with_template(
-        "verifying {bar:30} {percent:>3} %  block {pos} of {len}, about {eta} left  {msg}",
-    )
-    .expect("the template is constant");
-    ProgressBar::new(blocks).with_style(style.progress_chars("=> "))
-}
-
-fn show(bar: &ProgressBar, progress: &VerifyProgress, earlier_bad: usize) {
+fn show(bar: &ProgressReporter, progress: &VerifyProgress, earlier_bad: usize) {
     bar.set_position(progress.next.0);
     let bad = progress.bad + earlier_bad as u64;
     if bad > 0 {

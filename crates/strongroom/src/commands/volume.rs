@@ -9,8 +9,11 @@ mod show;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 
-use super::{check, contents, erase, format, receive, recover, reseal, send, verify};
-use crate::root_args::RootArgs;
+use strongroom_target::admin::{Client, Reply, Request};
+
+use super::{check, contents, erase, format, prepare, receive, recover, reseal, send, status, verify};
+use crate::admin::ask;
+use crate::target_args::{TargetArgs, unexpected};
 
 /// Make, list, show, delete, format or recover volumes.
 #[derive(Subcommand)]
@@ -19,12 +22,15 @@ pub(crate) enum VolumeCommand {
     #[command(after_help = "Examples:\n  \
         strongroom volume create vault --size 10GiB --peer alice --root /srv/strongroom\n  \
         strongroom volume create scratch --size 1GiB --plain --initiator '*'\n  \
+        strongroom volume create vault --size 10GiB --target storage.example\n  \
         strongroom volume create fast --size 1TiB --peer alice --medium device:/dev/nvme0n1\n\n\
         A volume with --medium memory loses everything when the target closes it: use it for benchmarks and tests only.\n\n\
         A sealed volume must be formatted once, from an initiator that has its key: strongroom volume format URL --yes")]
     Create(create::CreateArgs),
     /// List the volumes of this target.
-    #[command(after_help = "Example: strongroom volume list --root /srv/strongroom")]
+    #[command(
+        after_help = "Examples:\n  strongroom volume list --root /srv/strongroom\n  strongroom volume list --target storage.example"
+    )]
     List(show::ListArgs),
     /// Show one volume of this target.
     #[command(after_help = "Example: strongroom volume show vault --root /srv/strongroom")]
@@ -33,6 +39,14 @@ pub(crate) enum VolumeCommand {
     /// Delete a volume of this target, and everything in it.
     #[command(after_help = "Example: strongroom volume delete vault --yes --root /srv/strongroom")]
     Delete(DeleteArgs),
+    /// Let a peer use a volume of a running target.
+    #[command(
+        after_help = "Examples:\n  strongroom volume grant vault alice\n  strongroom volume grant vault alice --target storage.example"
+    )]
+    Grant(GrantArgs),
+    /// Take a volume of a running target from a peer. Its sessions with it end at once.
+    #[command(after_help = "Example: strongroom volume revoke vault alice")]
+    Revoke(GrantArgs),
     Erase(erase::EraseArgs),
     #[command(subcommand)]
     Snapshot(contents::SnapshotCommand),
@@ -46,6 +60,7 @@ pub(crate) enum VolumeCommand {
     Receive(receive::ReceiveArgs),
     Grow(format::GrowArgs),
     Format(format::FormatArgs),
+    Prepare(prepare::PrepareArgs),
     Recover(recover::RecoverArgs),
     Reseal(reseal::ResealArgs),
     Verify(verify::VerifyArgs),
@@ -60,7 +75,18 @@ pub(crate) struct DeleteArgs {
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
-    target: RootArgs,
+    target: TargetArgs,
+}
+
+/// `volume grant` and `volume revoke`.
+#[derive(Args)]
+pub(crate) struct GrantArgs {
+    /// The volume's name.
+    name: String,
+    /// The peer, as `strongroom peer list` names it.
+    peer: String,
+    #[command(flatten)]
+    target: TargetArgs,
 }
 
 /// Runs the command.
@@ -71,6 +97,8 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Show(args) => show::show(&args),
         VolumeCommand::Check(args) => check::check(&args),
         VolumeCommand::Delete(args) => delete(&args),
+        VolumeCommand::Grant(args) => grant(&args),
+        VolumeCommand::Revoke(args) => revoke(&args),
         VolumeCommand::Erase(args) => erase::erase(&args),
         VolumeCommand::Snapshot(command) => contents::snapshot(command),
         VolumeCommand::Clone(args) => contents::clone(args),
@@ -80,6 +108,7 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Receive(args) => receive::receive(&args),
         VolumeCommand::Grow(args) => format::grow(&args),
         VolumeCommand::Format(args) => format::run(args),
+        VolumeCommand::Prepare(args) => prepare::run(&args),
         VolumeCommand::Recover(args) => recover::run(&args),
         VolumeCommand::Reseal(args) => reseal::run(&args),
         VolumeCommand::Verify(args) => verify::run(&args),
@@ -87,11 +116,54 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
 }
 
 fn delete(args: &DeleteArgs) -> Result<()> {
-    let catalogue = args.target.open()?;
     if !args.yes {
         bail!("this deletes '{}' and everything in it, for ever; if that is meant, add --yes", args.name);
     }
-    contents::delete(&args.target, &catalogue, &args.name).with_context(|| format!("cannot delete '{}'", args.name))?;
+    delete_from(&args.target, &args.name).with_context(|| format!("cannot delete '{}'", args.name))?;
     println!("deleted '{}'", args.name);
     Ok(())
+}
+
+fn delete_from(target: &TargetArgs, name: &str) -> Result<()> {
+    let request = Request::VolumeDelete { volume: name.to_owned() };
+    let reply = if let Some(mut remote) = target.remote()? {
+        remote.ask(&request)?
+    } else if let Some(mut client) = Client::connect(&target.here.admin_socket()?)? {
+        ask(&mut client, &request)?
+    } else {
+        return Ok(target.here.open()?.delete(name)?);
+    };
+    match reply {
+        Reply::Done => Ok(()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn grant(args: &GrantArgs) -> Result<()> {
+    let (volume, peer) = (args.name.clone(), args.peer.clone());
+    let (sessions, _) = access(&args.target, &Request::VolumeGrant { volume, peer })?;
+    println!("'{}' may use '{}'{}", args.peer, args.name, changed(sessions));
+    Ok(())
+}
+
+fn revoke(args: &GrantArgs) -> Result<()> {
+    let (volume, peer) = (args.name.clone(), args.peer.clone());
+    let (sessions, because) = access(&args.target, &Request::VolumeRevoke { volume, peer })?;
+    if let Some(because) = because {
+        bail!("'{}' may still use '{}': {because}", args.peer, args.name);
+    }
+    println!("'{}' may not use '{}' any more{}", args.peer, args.name, changed(sessions));
+    Ok(())
+}
+
+/// What a change of rights came to: how many sessions, and why the peer may use the volume.
+fn access(target: &TargetArgs, request: &Request) -> Result<(usize, Option<String>)> {
+    match target.ask_running(request)? {
+        Reply::Access { sessions, may_use_because } => Ok((sessions, may_use_because)),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn changed(sessions: usize) -> String {
+    if sessions == 0 { String::new() } else { format!("; {} ended or changed", status::sessions(sessions)) }
 }

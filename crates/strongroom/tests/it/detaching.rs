@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::stage::{CommandOutput, World, can_mount, eventually, has, noise, run};
+use crate::stage::{CommandOutput, World, can_mount, eventually, has, listed_at, noise, process_at, run, unshare};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Who attaches here, as the target knows it.
@@ -36,17 +36,12 @@ impl Paths {
         let said =
             world.alice(&[&["attach", &world.url("vault"), "--to", &self.directory, "--lease", "2s"], more].concat());
         assert!(said.is_success(), "{}", said.stderr);
-        let words: Vec<&str> = said.stderr.split_whitespace().collect();
-        let at = words.iter().position(|word| *word == "process").expect("it names its process");
-        let pid: i32 = words[at + 1].trim_end_matches(';').parse().unwrap();
-        (Pid::from_raw(pid).unwrap(), words.last().unwrap().to_string())
+        let log = said.stderr.split_whitespace().last().expect("it names its log");
+        (process_at(&self.directory).expect("it is attached"), log.to_owned())
     }
 
     fn listed(&self) -> String {
-        let all = run(&["attach", "list"]).ok();
-        let mut lines = all.lines().skip_while(|line| !line.contains(&self.directory));
-        let first = lines.next().unwrap_or_default().to_owned();
-        lines.take_while(|line| line.starts_with("  ")).fold(first, |text, line| text + "\n" + line)
+        listed_at(&self.directory)
     }
 
     fn is_mounted(&self) -> bool {
@@ -189,9 +184,7 @@ impl HelperInstalled {
             world.text("sbin"),
             env!("CARGO_BIN_EXE_strongroom"),
         );
-        let mut keeper = Command::new("unshare");
-        keeper.args(["--mount", "sh", "-c", &script]).stdout(Stdio::piped());
-        let mut keeper = keeper.spawn().unwrap();
+        let mut keeper = unshare(&["sh", "-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
@@ -294,8 +287,8 @@ fn all_are_detached_but_for_one_that_is_used() {
         attach(&other, &["--read-only"]),
         mounted = paths.mounted,
     );
-    let mut shell = Command::new("unshare");
-    shell.args(["--mount", "sh", "-c", &script]).env("STRONGROOM", env!("CARGO_BIN_EXE_strongroom"));
+    let mut shell = unshare(&["sh", "-c", &script]);
+    shell.env("STRONGROOM", env!("CARGO_BIN_EXE_strongroom"));
     shell.env("XDG_CONFIG_HOME", world.path("config"));
     let said = world.finish(shell);
     assert!(said.is_success() && said.stderr.contains("1 still attached"), "{}{}", said.stdout, said.stderr);

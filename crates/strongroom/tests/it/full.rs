@@ -4,9 +4,9 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
-use crate::stage::{World, can_mount, eventually, has, run};
+use crate::stage::{CommandOutput, World, can_mount, eventually, has, run, strongroom, unshare};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The target's volumes on an ext4 of this size, unmounted when dropped.
@@ -50,6 +50,61 @@ impl Drop for SmallHost {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.volumes);
         let _ = Command::new("umount").args(["-l", &self.at]).stderr(Stdio::null()).status();
+    }
+}
+
+/// A mount namespace with a tmpfs of 64 KiB as root's directory for attachments. What is attached in it goes with it.
+struct SmallRun(Child);
+
+impl SmallRun {
+    const AT: &str = "/run/strongroom";
+
+    fn new() -> SmallRun {
+        let script = format!(
+            "mkdir -p {at} && mount -t tmpfs -o size=64k,mode=700 tmpfs {at} && exec sleep 1000",
+            at = SmallRun::AT
+        );
+        let small = SmallRun(unshare(&["sh", "-c", &script]).spawn().unwrap());
+        let mounts = format!("/proc/{}/mounts", small.0.id());
+        let mounted = format!("tmpfs {} tmpfs", SmallRun::AT);
+        eventually("the tmpfs is there", || fs::read_to_string(&mounts).unwrap().contains(&mounted));
+        small
+    }
+
+    /// A path in the namespace.
+    fn path(&self, path: &str) -> String {
+        format!("/proc/{}/root{path}", self.0.id())
+    }
+
+    /// Leaves room for this many pages.
+    fn fill(&self, pages: usize) {
+        let mut file = File::create(self.path("/run/strongroom/others")).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+        let full = file.metadata().unwrap().len();
+        file.set_len(full - 4096 * pages as u64).unwrap();
+    }
+
+    fn empty(&self) {
+        fs::remove_file(self.path("/run/strongroom/others")).unwrap();
+    }
+
+    fn run(&self, inside: &Command) -> CommandOutput {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--mount=/proc/{}/ns/mnt", self.0.id())).arg(inside.get_program()).args(inside.get_args());
+        for (name, value) in inside.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        CommandOutput::new(command.stdin(Stdio::null()).output().unwrap())
+    }
+}
+
+impl Drop for SmallRun {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -176,4 +231,38 @@ fn host_free(told: &str) -> String {
     let end = cell + "HOST FREE".len();
     let words: Vec<&str> = row[..end].split_whitespace().collect();
     words[words.len() - 2..].join(" ")
+}
+
+/// Nothing stays attached that `detach` could not find, and the lease goes at once; what is attached works on, and can be detached.
+#[test]
+fn a_full_run_time_directory_is_told_and_loses_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let (world, _server) = World::sealed("vault", "64MiB");
+    let small = SmallRun::new();
+    let (attached, mounted, url) = (world.text("attached"), world.text("mounted"), world.url("vault"));
+    let attach = |more: &[&str]| {
+        let arguments = [&["attach", &url, "--to", &attached, "--mount", &mounted], more].concat();
+        small.run(&world.alice_command(&arguments))
+    };
+    let detach = || small.run(&strongroom(&["detach", &attached]));
+    let is_empty = |directory: &str| fs::read_dir(small.path(directory)).unwrap().next().is_none();
+    // No room for its log; none for what `detach` finds it by, beside its log.
+    for pages in [0, 1] {
+        small.fill(pages);
+        attach(&["--mkfs", "ext4"]).failed(&["cannot write", "No space left", SmallRun::AT]);
+        small.empty();
+        assert_eq!(small.run(&strongroom(&["attach", "list"])).ok(), "");
+    }
+    assert!(is_empty(&attached) && is_empty(&mounted));
+    // The second attempt has made the file system.
+    attach(&[]).ok();
+    small.fill(0);
+    fs::write(small.path(&format!("{mounted}/file")), b"kept").unwrap();
+    detach().ok();
+    small.empty();
+    attach(&[]).ok();
+    assert_eq!(fs::read(small.path(&format!("{mounted}/file"))).unwrap(), b"kept");
+    detach().ok();
 }

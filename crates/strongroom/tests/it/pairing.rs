@@ -2,52 +2,10 @@
 //! the secrets in it reach no argument and no log. `scripts/five-minutes.sh` does it by the README's own words.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::stage::{CommandOutput, Server, World, can_mount, eventually, has, run, strongroom};
-
-/// Another machine: its user has a home of their own, and nothing in it.
-struct Machine<'a> {
-    world: &'a World,
-    home: &'static str,
-}
-
-impl Machine<'_> {
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = strongroom(arguments);
-        command.env("XDG_CONFIG_HOME", self.world.path(self.home));
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> CommandOutput {
-        self.world.finish(self.command(arguments))
-    }
-
-    /// With something on standard input.
-    fn run_with(&self, arguments: &[&str], input: &str) -> CommandOutput {
-        let mut command = self.command(arguments);
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let mut child = child.unwrap();
-        // One that does not read it has said why.
-        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-        CommandOutput::new(child.wait_with_output().unwrap())
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.world.text(&format!("{}/strongroom/{name}", self.home))
-    }
-
-    fn public_key(&self) -> String {
-        self.run(&["identity", "show"]).ok().trim().to_owned()
-    }
-}
-
-/// A command about the target, on its machine.
-fn on_target(world: &World, arguments: &[&str]) -> CommandOutput {
-    run(&[arguments, &["--config", &world.text("strongroom.toml")]].concat())
-}
+use crate::stage::{Machine, Server, World, can_mount, eventually, has, on_target, run, unshare};
 
 fn invite(world: &World, name: &str) -> String {
     on_target(world, &["invite", name, "--volume", "vault"]).ok()
@@ -184,10 +142,7 @@ fn the_five_minutes_of_the_readme_work_by_their_own_words() {
     if !can_mount() || !has("unshare") || !has("nsenter") || !has("mkfs.ext4") || !has("ip") {
         return;
     }
-    let may = Command::new("unshare")
-        .args(["--mount", "--net", "--pid", "--uts", "--fork", "true"])
-        .stderr(Stdio::null())
-        .status();
+    let may = unshare(&["--net", "--pid", "--uts", "--fork", "true"]).stderr(Stdio::null()).status();
     if !may.is_ok_and(|status| status.success()) {
         return eprintln!("passed over: no namespaces can be made here");
     }

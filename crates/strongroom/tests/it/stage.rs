@@ -1,6 +1,7 @@
 //! A small world for tests of the binary: a work directory, identities, a target as a real process. Absent: the tests.
 
 mod command_output;
+mod machine;
 
 use std::fs;
 use std::io::Write;
@@ -11,9 +12,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
+use rustix::process::Pid;
 use tempfile::TempDir;
 
 pub(crate) use command_output::CommandOutput;
+pub(crate) use machine::{Machine, on_target};
 
 /// Below those of outgoing connections (net.ipv4.ip_local_port_range).
 const FIRST_PORT: u32 = 10_000;
@@ -23,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// In a target's configuration, likewise; a test about less replaces it.
 pub(crate) const LOGIN_TIMEOUT: &str = "login_timeout_s = 60";
 
-/// A directory, and the identities in it.
+/// A directory, and the identities in it. For root it is a mount point whose mounts and unmounts propagate to mount namespaces that are made
+/// meanwhile ([`unshare`]): with a copy of its own, such a namespace would keep each file system of other tests in use.
 pub(crate) struct TestDirectory(TempDir);
 
 /// A directory with an initiator called alice, and a target that knows her.
@@ -113,6 +118,31 @@ pub(crate) fn on_a_terminal(command: &Command, typed: &str) -> CommandOutput {
     CommandOutput::new(child.wait_with_output().unwrap())
 }
 
+/// What `attach list` says of the attachment at `directory`; nothing if there is none.
+pub(crate) fn listed_at(directory: &str) -> String {
+    let all = run(&["attach", "list"]).ok();
+    // The lines below another attachment may name this one, where both would have the same name.
+    let is_it = |line: &&str| line.contains(directory) && !line.starts_with("  ");
+    let mut lines = all.lines().skip_while(|line| !is_it(line));
+    let first = lines.next().unwrap_or_default().to_owned();
+    lines.take_while(|line| line.starts_with("  ")).fold(first, |text, line| text + "\n" + line)
+}
+
+/// The process of the attachment at `directory`, if there is one.
+pub(crate) fn process_at(directory: &str) -> Option<Pid> {
+    let listed = listed_at(directory);
+    let digits = listed.split("(process ").nth(1)?.split(')').next()?;
+    Pid::from_raw(digits.parse().expect("a process has a number"))
+}
+
+/// A command in a mount namespace of its own; with more of unshare's options before its words. It follows what is unmounted outside, see
+/// [`TestDirectory`].
+pub(crate) fn unshare(arguments: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "slave"]).args(arguments);
+    command
+}
+
 /// Waits for something to become true.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
@@ -142,10 +172,19 @@ pub(crate) fn has(program: &str) -> bool {
     has
 }
 
+impl Drop for TestDirectory {
+    fn drop(&mut self) {
+        let _ = unmount(self.0.path(), UnmountFlags::DETACH);
+    }
+}
+
 impl TestDirectory {
     /// With an identity of each of these names.
     pub(crate) fn with_identities(names: &[&str]) -> TestDirectory {
         let directory = TestDirectory(TempDir::new().unwrap());
+        // Who may not mount has no namespaces either.
+        let place = directory.0.path();
+        let _ = mount_bind(place, place).and_then(|()| mount_change(place, MountPropagationFlags::SHARED));
         for name in names {
             run(&["identity", "new", "--out", &directory.text(&format!("{name}.identity"))]).ok();
         }

@@ -67,6 +67,9 @@ fn a_store_that_does_not_open_is_rebuilt_with_consent() {
     assert!(json.stdout.contains("\"opens\": false"), "{}", json.stdout);
     let plan = run(&["store", "repair", &store, "--apply"]);
     assert!(!plan.is_success() && plan.stdout.contains("gives up: "), "{}", plan.stdout);
-    run(&["store", "repair", &store, "--apply", "--accept-data-loss"]).ok();
+    let repaired = run(&["store", "repair", &store, "--apply", "--accept-data-loss", "--json"]);
+    assert!(repaired.stderr.contains(r#""operation":"reading the log""#), "it says how far it is: {}", repaired.stderr);
+    let repaired: serde_json::Value = serde_json::from_str(&repaired.ok()).unwrap();
+    assert_eq!(repaired["steps"][0]["done"], true, "{repaired}");
     run(&["store", "check", &store]).ok();
 }

@@ -96,7 +96,7 @@ fn a_volume_in_use_is_not_deleted() {
     // Longer than an idle volume stays open.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     assert!(run(&["volume", "show", "vault", "--json", "--root", &root]).ok().contains("\"in_use\": true"));
-    run(&["volume", "delete", "vault", "--yes", "--root", &root]).failed(&["in use"]);
+    run(&["volume", "delete", "vault", "--yes", "--root", &root]).failed(&["uses 'vault'", "detach"]);
     run(&["detach", &directory]).ok();
     crate::stage::eventually("the idle volume is closed and can go", || {
         run(&["volume", "delete", "vault", "--yes", "--root", &root]).is_success()

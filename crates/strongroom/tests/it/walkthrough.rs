@@ -3,15 +3,14 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::stage::{can_mount, has};
+use crate::stage::{can_mount, has, unshare};
 
 #[test]
 fn the_documents_steps_do_what_they_say() {
     if !can_mount() || !has("unshare") || !has("mkfs.ext4") || !has("ip") {
         return;
     }
-    let may =
-        Command::new("unshare").args(["--mount", "--net", "--pid", "--fork", "true"]).stderr(Stdio::null()).status();
+    let may = unshare(&["--net", "--pid", "--fork", "true"]).stderr(Stdio::null()).status();
     if !may.is_ok_and(|status| status.success()) {
         return eprintln!("passed over: no namespaces can be made here");
     }

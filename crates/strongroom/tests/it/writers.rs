@@ -7,7 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::stage::{CommandOutput, Transport, World, can_mount, eventually, has, noise, on_a_terminal, over_both, run};
+use crate::stage::{
+    CommandOutput, Transport, World, can_mount, eventually, has, noise, on_a_terminal, over_both, process_at, run,
+};
 
 const ALICE: &str = "iqn.2026-11.test:alice";
 
@@ -41,13 +43,6 @@ impl Vault {
 
     fn detach(&self, name: &str) -> CommandOutput {
         run(&["detach", &self.world.text(&format!("{name}.file"))])
-    }
-
-    fn process(&self) -> i32 {
-        let (url, list) = (self.url(), run(&["attach", "list"]).ok());
-        let after = list.split(&url).nth(1).expect("it is attached");
-        let digits = after.split("process ").nth(1).expect("by a process");
-        digits.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
     }
 }
 
@@ -161,13 +156,39 @@ fn a_take_over_ends_the_caches_of_a_mounted_file_system() {
 }
 
 #[test]
+fn a_take_over_ends_the_caches_of_a_block_device() {
+    if !can_mount() {
+        return;
+    }
+    let (vault, server) = vault();
+    let name = format!("taken-over-{}", std::process::id());
+    vault.attach("first", &["--block-device", "--name", &name]).ok();
+    let first = File::open(format!("/dev/strongroom/{name}")).unwrap();
+    let read = || {
+        let mut found = vec![0; 4096];
+        first.read_exact_at(&mut found, 0).map(|()| found)
+    };
+    assert!(read().unwrap().iter().all(|byte| *byte == 0));
+    vault.attach("second", &["--take-over"]).ok();
+    let second = File::options().write(true).open(vault.file("second")).unwrap();
+    second.write_all_at(&noise(2, 4096), 0).unwrap();
+    second.sync_all().unwrap();
+    drop(second);
+    eventually("what it reads is what lies there", || read().is_ok_and(|found| found == noise(2, 4096)));
+    drop(first);
+    vault.detach("first").failed(&["was taken over", ALICE]);
+    vault.detach("second").ok();
+    server.stop();
+}
+
+#[test]
 fn a_killed_writer_keeps_the_volume_for_its_lease_and_no_longer() {
     if !can_mount() {
         return;
     }
     let (vault, server) = vault();
     vault.attach("first", &["--lease", "6s"]).ok();
-    let process = rustix::process::Pid::from_raw(vault.process()).unwrap();
+    let process = process_at(&vault.world.text("first.file")).expect("it is attached");
     rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
     eventually("the target sees it", || {
         vault.attach("second", &["--wait", "0s"]).failed(&[ALICE]).contains("its lease ends in")

@@ -364,7 +364,7 @@ impl Run {
                 saved += bytes.len();
                 Ok(())
             };
-            RepairPlan::carry_out_on(Box::new(self.disk.backend(true)), options, save)
+            RepairPlan::carry_out_on(Box::new(self.disk.backend(true)), options, save, &mut |_, _| ())
                 .expect("repair goes as far as it can")
         };
         let plan = repair(RepairOptions::default());

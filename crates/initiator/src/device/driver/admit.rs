@@ -16,7 +16,9 @@ use crate::pipeline::key_renewal::{KeyOrigin, KeyRenewer};
 use crate::pipeline::sealing::Sealing;
 use crate::pipeline::stamps::fill_random;
 use crate::pipeline::unit::UnitDescription;
+use crate::session::reservation::{OwnPort, ReservationTalk};
 use crate::session::transport::SessionTransport;
+use crate::session::writer_lease::LeaseTalk;
 use crate::{AttachError, KeyRequest, KeySourceError, VolumeKeys};
 
 /// What seals and opens; and whom to follow, if the keys are lent, what was lent, and when it was asked for.
@@ -26,16 +28,22 @@ impl<T: SessionTransport> Driver<T> {
     /// The unit has said what it is.
     pub(super) fn probed(&mut self, now: Instant, mut unit: UnitDescription) -> Result<(), AttachError> {
         protection::check_any(&self.options, &unit)?;
-        match self.purpose {
-            Purpose::Inquire => {
-                self.tell_first(Ok(Attached { unit: Arc::new(unit), sealing: None, writers: Vec::new() }));
-                return Ok(());
-            }
-            Purpose::AskWriters => {
-                self.ask_writers(now, Arc::new(unit));
-                return Ok(());
-            }
+        match self.purpose.clone() {
             Purpose::Attach => protection::check_attachment(&self.options, &unit)?,
+            Purpose::AskWriters if unit.has_leases => {
+                let talk = LeaseTalk::report(&unit);
+                self.ask(now, Arc::new(unit), talk);
+                return Ok(());
+            }
+            Purpose::Fence(request) => {
+                let talk = ReservationTalk::request(&unit, &request, OwnPort::new(&self.options, self.port));
+                self.ask(now, Arc::new(unit), talk);
+                return Ok(());
+            }
+            Purpose::Inquire | Purpose::AskWriters => {
+                self.tell_first(Ok(Attached::unused(Arc::new(unit))));
+                return Ok(());
+            }
         }
         // As large as it was shown to be: what is smaller than that is not the same.
         let before = self.attachment.unit.as_deref().cloned();
@@ -81,10 +89,10 @@ impl<T: SessionTransport> Driver<T> {
         let mut status = lock(&self.status);
         status.is_connected = true;
         status.connections += 1;
-        status.lease_lost = self.attachment.lease.lost().map(|error| error.message.clone());
+        status.lease_lost = self.attachment.lost().map(|error| error.message.clone());
         drop(status);
         let sealing = self.attachment.sealing.clone();
-        self.tell_first(Ok(Attached { unit: probed.unit, sealing, writers: Vec::new() }));
+        self.tell_first(Ok(Attached { sealing, ..Attached::unused(probed.unit) }));
     }
 
     /// Commands flow again: requests are taken, and need not wait.

@@ -59,9 +59,8 @@ impl<T: SessionTransport> Driver<T> {
     /// Whether a detach waits for a connection that is lost: the target is asked once whether the lease still is ours. `false`: it waited for
     /// long enough, or there is nothing to ask.
     pub(super) fn waits_to_ask(&mut self, now: Instant) -> bool {
-        let asks = self.attachment.lease.is_held()
-            && !self.intake.is_abandoned()
-            && !matches!(self.state, SessionState::Refused);
+        let asks =
+            self.attachment.is_held() && !self.intake.is_abandoned() && !matches!(self.state, SessionState::Refused);
         asks && *self.logout_deadline.get_or_insert(now + LOGOUT_TIMEOUT) > now
     }
 

@@ -12,6 +12,7 @@ use super::*;
 use crate::MemoryDevice;
 use crate::front::file_system::FileSystemMount;
 use crate::front::loop_device::LoopDevice;
+use crate::front::mount_options::MountOptions;
 
 const SIZE: u64 = 1 << 20;
 
@@ -289,7 +290,8 @@ fn a_file_system_on_a_loop_device_on_it() {
         };
         drop(backing);
         assert_eq!(loop_device.sector_bytes(), 4096);
-        let file_system = FileSystemMount::mount(loop_device, files.path(), None, false).unwrap();
+        let file_system =
+            FileSystemMount::mount(loop_device, files.path(), None, &MountOptions::default(), false).unwrap();
         let path = files.path().join("file");
         if round == 0 {
             std::fs::write(&path, &content).unwrap();
@@ -321,7 +323,8 @@ fn an_empty_volume_has_no_file_system() {
     assert!(backing.as_raw_fd() > 0);
     if let Ok(loop_device) = LoopDevice::attach(&backing, mount.file_path(), 4096, false) {
         drop(backing);
-        let error = FileSystemMount::mount(loop_device, Path::new("/mnt"), None, false).unwrap_err();
+        let error =
+            FileSystemMount::mount(loop_device, Path::new("/mnt"), None, &MountOptions::default(), false).unwrap_err();
         assert!(error.to_string().contains("--mkfs ext4"), "{error}");
         finished(mount);
     }

@@ -2,16 +2,16 @@
 //! process has left is replaced.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use rustix::fs::Mode;
+use strongroom_unix_socket::{SocketName, listen};
 
 /// Who can connect can read and write the volume: this user alone.
-const SOCKET_MODE: u32 = 0o600;
+const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,61 +53,33 @@ impl fmt::Display for NbdAddress {
 /// A socket that listens, not blocking.
 #[derive(Debug)]
 pub(super) struct ListeningSocket {
+    /// Removed with it, and before it.
+    _name: Option<SocketName>,
     fd: OwnedFd,
     /// With the port that the system has chosen.
     pub(super) address: NbdAddress,
-    /// Removed with it.
-    _file: Option<SocketFile>,
-}
-
-/// The name of a Unix socket; removed when dropped.
-#[derive(Debug)]
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
 }
 
 impl ListeningSocket {
     pub(super) fn open(address: &NbdAddress) -> io::Result<ListeningSocket> {
-        match address {
+        let (name, fd, address) = match address {
             NbdAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address)?;
-                listener.set_nonblocking(true)?;
                 let address = NbdAddress::Tcp(listener.local_addr()?);
-                Ok(ListeningSocket { fd: listener.into(), address, _file: None })
+                (None, listener.into(), address)
             }
             NbdAddress::Unix(path) => {
-                remove_abandoned(path)?;
-                let listener = UnixListener::bind(path)?;
-                let file = SocketFile(path.clone());
-                fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
-                listener.set_nonblocking(true)?;
-                let address = NbdAddress::Unix(path.canonicalize()?);
-                Ok(ListeningSocket { fd: listener.into(), address, _file: Some(file) })
+                let (name, fd) = listen(path, SOCKET_MODE)?;
+                (Some(name), fd, NbdAddress::Unix(path.canonicalize()?))
             }
-        }
+        };
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(ListeningSocket { _name: name, fd, address })
     }
 }
 
 impl AsFd for ListeningSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-/// Removes a socket that nobody listens at. Anything else of that name is not ours to remove.
-fn remove_abandoned(path: &Path) -> io::Result<()> {
-    match UnixStream::connect(path) {
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process answers there")),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            if fs::symlink_metadata(path)?.file_type().is_socket() {
-                fs::remove_file(path)?;
-            }
-            Ok(())
-        }
-        Err(_) => Ok(()),
     }
 }

@@ -240,6 +240,12 @@ impl Engine {
                 self.flushes.log.give_up();
             }
         }
+        // The replay was to restore what others own now. On a plain unit nothing keeps a later one from overwriting what they write meanwhile.
+        let is_data = matches!(kind, CommandKind::Write | CommandKind::Flush { .. } | CommandKind::Registration);
+        let is_unsafe = self.sealing.is_none() || self.table.requests[key].is_replay();
+        if error.kind == DeviceErrorKind::ReservationConflict && is_data && is_unsafe {
+            self.flushes.give_up(&mut self.table, &error);
+        }
         self.table.fail(key, error.clone());
         self.settle_own();
         if kind == CommandKind::Registration {

@@ -2,6 +2,7 @@
 
 use strongroom_block::DeviceError;
 
+use super::request_table::RequestTable;
 use crate::pipeline::unflushed::UnflushedLog;
 
 /// See the module.
@@ -54,6 +55,20 @@ impl Flushes {
     /// What a flush that begins now has to report.
     pub(super) fn take_lost(&mut self) -> Option<DeviceError> {
         self.lost.take()
+    }
+
+    /// What was acknowledged and is not durable is never sent again: others own the volume. The flushes that wait say so, or else the next one.
+    pub(super) fn give_up(&mut self, table: &mut RequestTable, error: &DeviceError) {
+        if self.log.bytes() == 0 {
+            return;
+        }
+        let bytes = self.log.bytes();
+        tracing::error!(bytes, %error, "writes that were acknowledged and not flushed may be lost: they are not sent again");
+        self.log.give_up();
+        let lost = lost(error);
+        if !table.fail_waiting_flushes(&lost) {
+            self.set_lost(lost);
+        }
     }
 
     /// Everything on the volume was erased: nothing of it can be lost any more.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use strongroom_block::{Buffer, Custody};
 use strongroom_iscsi::initiator::ConnectionId;
-use strongroom_net::{EclLogins, Link};
+use strongroom_net::{Link, ProtocolUse};
 
 use crate::session::link::link;
 use crate::{AttachError, AttachOptions};
@@ -21,7 +21,7 @@ pub(crate) struct IscsiConnection {
 impl IscsiConnection {
     /// For a socket that is being connected.
     pub(super) fn new(now: Instant, options: &AttachOptions) -> Result<IscsiConnection, AttachError> {
-        link(now, options, EclLogins::Never).map(IscsiConnection::over)
+        link(now, options, ProtocolUse::Never).map(IscsiConnection::over)
     }
 
     /// Over a link that was made elsewhere.

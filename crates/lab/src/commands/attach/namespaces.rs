@@ -17,7 +17,9 @@ pub(super) fn enter() -> Result<()> {
     if std::env::var_os(INSIDE_VARIABLE).is_none() {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut again = Command::new("unshare");
-        again.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program);
+        again
+            .args(["--mount", "--propagation", "slave", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"])
+            .arg(program);
         let error = again.args(std::env::args_os().skip(1)).env(INSIDE_VARIABLE, "1").exec();
         return Err(error).context("cannot run unshare; install it with scripts/deps.sh (Debian: util-linux)");
     }

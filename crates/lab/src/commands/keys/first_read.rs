@@ -63,8 +63,7 @@ impl<'a> FirstRead<'a> {
             key: site.admin.public().to_string(),
             initiators: vec!["*".into()],
             volumes: vec!["*".into()],
-            read_only: false,
-            receive: Vec::new(),
+            ..PeerRule::default()
         });
         let mut options = TargetOptions::new(config);
         options.node_key = Some(NodeKey::generate());

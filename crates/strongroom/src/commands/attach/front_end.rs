@@ -4,7 +4,7 @@
 //! that chooses it (`commands::nbd`).
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use anyhow::{Context, Result};
 use strongroom_block::{BlockDevice, BlockSize};
 use strongroom_initiator::front::file_system::FileSystemMount;
 use strongroom_initiator::front::fuse::{FuseMount, FuseOptions};
-use strongroom_initiator::front::loop_device::{self, LoopDevice};
+use strongroom_initiator::front::loop_device::{self, LoopDevice, LoopError};
+use strongroom_initiator::front::mount_options::MountOptions;
 
 use crate::attachment_process::{FrontEnd, NotEnded};
 use crate::attachments::AttachmentPlace;
@@ -20,36 +21,67 @@ use crate::attachments::AttachmentPlace;
 /// How long a forced end waits for the kernel to end the mount.
 const FORCED_PATIENCE: Duration = Duration::from_millis(500);
 
+/// What there is besides the file, on a loop device.
+pub(super) enum BlockUse<'a> {
+    /// The device alone.
+    Device,
+    /// A file system, mounted.
+    FileSystem(FileSystemOptions<'a>),
+}
+
 /// What is mounted besides the file.
 pub(super) struct FileSystemOptions<'a> {
     pub(super) directory: &'a Path,
     /// Made before it is mounted.
-    pub(super) make: Option<&'a str>,
+    pub(super) make: MakeFileSystem<'a>,
     /// Its type, if it is not recognised.
     pub(super) file_system: Option<&'a str>,
+    pub(super) options: &'a MountOptions,
+}
+
+/// Whether a file system is made, of which type.
+#[derive(Clone, Copy)]
+pub(super) enum MakeFileSystem<'a> {
+    Never,
+    /// Refused where anything is.
+    Always(&'a str),
+    /// Where anything is, that is mounted.
+    IfBlank(&'a str),
 }
 
 /// What programs see of a device; undone in the reverse order, each step only if the one before it went well.
 pub(super) struct FileFrontEnd {
     file_system: Option<FileSystemMount>,
+    /// The loop device, where there is one without a file system.
+    device: Option<LoopDevice>,
     fuse: FuseMount,
-    /// The file system was shut down, or that was tried.
-    is_shut_down: bool,
+    /// That was noticed, and what was cached then has been dealt with.
+    has_lost_lease: bool,
 }
 
 impl FileFrontEnd {
-    /// Shows the device as a file in `directory`, and mounts what is on it if that is wanted.
+    /// Shows the device as a file in `directory`; and mounts what is on it, or has a loop device on it, if that is wanted.
     pub(super) fn start(
         device: Arc<dyn BlockDevice>,
         directory: &Path,
         options: &FuseOptions,
-        mount: Option<&FileSystemOptions<'_>>,
+        block_use: Option<&BlockUse<'_>>,
     ) -> Result<FileFrontEnd> {
         let block_size = device.geometry().block_size;
         let fuse = FuseMount::start(device, directory, options)?;
-        let file_system =
-            mount.map(|mount| mount_file_system(&fuse, block_size, options.read_only, mount)).transpose()?;
-        Ok(FileFrontEnd { file_system, fuse, is_shut_down: false })
+        let on_a_loop_device = block_use.map(|_| loop_device(&fuse, block_size, options.read_only)).transpose()?;
+        let (file_system, device) = match (block_use, on_a_loop_device) {
+            (Some(BlockUse::FileSystem(mount)), Some(device)) => {
+                (Some(mount_file_system(device, options.read_only, mount)?), None)
+            }
+            (_, device) => (None, device),
+        };
+        Ok(FileFrontEnd { file_system, device, fuse, has_lost_lease: false })
+    }
+
+    /// The loop device, if there is one.
+    fn loop_device(&self) -> Option<&LoopDevice> {
+        self.device.as_ref().or(self.file_system.as_ref().map(FileSystemMount::device))
     }
 }
 
@@ -57,7 +89,14 @@ impl FrontEnd for FileFrontEnd {
     fn place(&self) -> AttachmentPlace {
         let directory = self.fuse.mount_point().to_owned();
         let mount = self.file_system.as_ref().map(|file_system| file_system.directory().to_owned());
-        AttachmentPlace::Directory { directory, mount }
+        let device = self.loop_device().map(|device| device.path().to_owned());
+        AttachmentPlace::Directory { directory, mount, device }
+    }
+
+    /// The loop device if there is one, else the file.
+    fn device(&self) -> Option<PathBuf> {
+        let file = || self.fuse.file_path().to_owned();
+        Some(self.loop_device().map_or_else(file, |device| device.path().to_owned()))
     }
 
     /// Becomes readable when the kernel has ended the mount.
@@ -69,7 +108,7 @@ impl FrontEnd for FileFrontEnd {
     /// kernel asks the file for its size.
     fn growth_follower(&self) -> impl Fn() + Send + 'static {
         let file = self.fuse.shown_size();
-        let loop_path = self.file_system.as_ref().map(|file_system| file_system.device().path().to_owned());
+        let loop_path = self.loop_device().map(|device| device.path().to_owned());
         move || {
             if let Err(error) = file.refresh() {
                 return tracing::warn!(%error, "the file keeps its size until the volume is attached again");
@@ -88,15 +127,18 @@ impl FrontEnd for FileFrontEnd {
     /// Once the volume is somebody else's: what the kernel keeps of the file system may be out of date, and what is not written back never
     /// will be. Programs get errors instead. (The file in FUSE is not cached.)
     fn drop_caches(&mut self, why: &str) {
-        let Some(file_system) = self.file_system.as_ref().filter(|_| !self.is_shut_down) else { return };
-        self.is_shut_down = true;
-        let directory = file_system.directory().display();
-        match file_system.shut_down() {
-            Ok(()) => tracing::error!(%directory, why, "the file system is shut down: every access to it fails"),
-            Err(error) => tracing::error!(
-                %directory, why, %error,
-                "the file system cannot be shut down: what is read from it may be out of date, and what is written is lost; unmount it"
-            ),
+        let is_first = !std::mem::replace(&mut self.has_lost_lease, true);
+        match (&self.file_system, &self.device) {
+            (Some(file_system), _) if is_first => shut_down(file_system, why),
+            // Each time: programs that read the device fill the cache again.
+            (None, Some(device)) => {
+                if let Err(error) = device.drop_cached()
+                    && is_first
+                {
+                    tracing::warn!(%error, "what the kernel has cached of the block device may be out of date");
+                }
+            }
+            _ => {}
         }
     }
 
@@ -108,8 +150,11 @@ impl FrontEnd for FileFrontEnd {
             self.file_system = Some(file_system);
             return Err((Some(Box::new(self)), reason.into()));
         }
+        // What still has the device open keeps the file in use.
+        drop(self.device);
         self.fuse.finish().map_err(|(fuse, reason)| {
-            (fuse.map(|fuse| Box::new(FileFrontEnd { file_system: None, fuse, is_shut_down: true })), reason.into())
+            let remaining = |fuse| FileFrontEnd { file_system: None, device: None, fuse, has_lost_lease: true };
+            (fuse.map(|fuse| Box::new(remaining(fuse))), reason.into())
         })
     }
 
@@ -119,6 +164,7 @@ impl FrontEnd for FileFrontEnd {
         if let Some(file_system) = self.file_system.take() {
             file_system.unmount_lazily();
         }
+        drop(self.device);
         if let Err(error) = self.fuse.request_unmount(true) {
             tracing::warn!(%error, "cannot unmount");
         }
@@ -127,16 +173,31 @@ impl FrontEnd for FileFrontEnd {
     }
 }
 
-fn mount_file_system(
-    fuse: &FuseMount,
-    block_size: BlockSize,
-    read_only: bool,
-    options: &FileSystemOptions<'_>,
-) -> Result<FileSystemMount> {
-    let file = fuse.open_file(read_only).context("cannot open the volume's file")?;
-    let device = LoopDevice::attach(&file, fuse.file_path(), block_size.bytes(), read_only)?;
-    if let Some(file_system) = options.make {
-        device.make_file_system(file_system)?;
+/// Programs get errors from now on.
+fn shut_down(file_system: &FileSystemMount, why: &str) {
+    let directory = file_system.directory().display();
+    match file_system.shut_down() {
+        Ok(()) => tracing::error!(%directory, why, "the file system is shut down: every access to it fails"),
+        Err(error) => tracing::error!(
+            %directory, why, %error,
+            "the file system cannot be shut down: what is read from it may be out of date, and what is written is lost; unmount it"
+        ),
     }
-    Ok(FileSystemMount::mount(device, options.directory, options.file_system, read_only)?)
+}
+
+fn loop_device(fuse: &FuseMount, block_size: BlockSize, read_only: bool) -> Result<LoopDevice> {
+    let file = fuse.open_file(read_only).context("cannot open the volume's file")?;
+    Ok(LoopDevice::attach(&file, fuse.file_path(), block_size.bytes(), read_only)?)
+}
+
+fn mount_file_system(device: LoopDevice, read_only: bool, options: &FileSystemOptions<'_>) -> Result<FileSystemMount> {
+    match options.make {
+        MakeFileSystem::Never => {}
+        MakeFileSystem::Always(name) => device.make_file_system(name)?,
+        MakeFileSystem::IfBlank(name) => match device.make_file_system(name) {
+            Err(LoopError::NotBlank { .. }) => {}
+            made => made?,
+        },
+    }
+    Ok(FileSystemMount::mount(device, options.directory, options.file_system, options.options, read_only)?)
 }

@@ -108,6 +108,9 @@ pub(crate) struct CreateArgs {
     /// Its sealing domain [default: a new one].
     #[arg(long, value_name = "UUID")]
     domain: Option<SealingDomain>,
+    /// Do nothing if this identity has rights to a key of that name and domain already.
+    #[arg(long, requires = "domain")]
+    if_missing: bool,
     #[command(flatten)]
     call: CallArgs,
 }
@@ -297,7 +300,13 @@ fn random() -> Result<[u8; 16]> {
 fn create(args: &CreateArgs) -> Result<()> {
     let id = args.id.map_or_else(|| random().map(VolumeId::from_random), Ok)?;
     let domain = args.domain.map_or_else(|| random().map(SealingDomain::from_random), Ok)?;
-    let info = args.call.client()?.create(NewVolume { id, name: args.name.clone(), domain })?;
+    let client = args.call.client()?;
+    let known =
+        if args.if_missing { client.find(&args.name).ok().filter(|known| known.domain == domain) } else { None };
+    let info = match known {
+        Some(known) => known,
+        None => client.create(NewVolume { id, name: args.name.clone(), domain })?,
+    };
     print_info(&info);
     Ok(())
 }

@@ -8,6 +8,7 @@ use strongroom_block::{Custody, Suite};
 use strongroom_store::Medium;
 
 use crate::access::AccessArgs;
+use crate::progress::ProgressArgs;
 use crate::root_args::RootArgs;
 use crate::state_file::StateArgs;
 use crate::units::parse_size;
@@ -71,9 +72,8 @@ pub(crate) struct ResealArgs {
     /// Destroy the older epochs although snapshots or clones may still need them, or blocks do not open: what is under them is lost.
     #[arg(long, conflicts_with = "keep_epochs")]
     pub(super) force: bool,
-    /// No progress bar.
-    #[arg(long)]
-    pub(super) quiet: bool,
+    #[command(flatten)]
+    pub(super) progress: ProgressArgs,
     #[command(flatten)]
     pub(super) target: RootArgs,
     #[command(flatten)]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::json;
 use strongroom_block::{Custody, Lba, SealingDomain};
 use strongroom_initiator::copy::{
     CopyError, CopyRate, MoveError, MoveState, NodeMac, Progress, Resume, VolumeMove, attach_placed,
@@ -20,8 +21,9 @@ use strongroom_target::SUCCESSOR_SUFFIX;
 
 use super::args::{ResealArgs, To};
 use crate::access::AccessArgs;
-use crate::commands::copy as progress;
+use crate::commands::copy::show;
 use crate::keys;
+use crate::progress::{ProgressReporter, ProgressUnit};
 use crate::signals::StopSignals;
 use crate::units::show_size;
 use crate::writer::{self, WayOut};
@@ -135,7 +137,9 @@ impl Move<'_> {
                 None => return Ok(()),
             },
             Some(_) if self.args.dry_run => {
-                println!("everything is resealed; it would be read back once more and take its place; nothing is done");
+                self.args
+                    .progress
+                    .say("everything is resealed; it would be read back once more and take its place; nothing is done");
                 return Ok(());
             }
             Some(sums) => {
@@ -222,18 +226,18 @@ impl Move<'_> {
             |url: &VolumeUrl, device: &RemoteDevice| format!("volume {} {}", url.place(), describe_unit(device.unit()));
         let mut resume = Resume::new(copied, node, &place(&self.url, moving.volume()), &place(&self.next_url, next));
         resume.every_bytes = self.args.state_every.max(1);
-        let bar = progress::progress_bar(self.args.quiet);
+        let bar = self.args.progress.begin("copying", ProgressUnit::EstimatedBytes, None);
         let outcome = moving.copy(&resume, &mut self.reporter(&bar));
-        bar.finish_and_clear();
+        bar.finish();
         let report = outcome.map_err(|error| self.copy_failed(error))?;
         moving.volume().detach()?;
         state.set_verified(&report.sums);
         self.save(&state)?;
-        println!(
+        self.args.progress.say(&format!(
             "resealed and read back: {} of data, {} absent",
             show_size(report.data_bytes),
             show_size(report.hole_bytes)
-        );
+        ));
         Ok(Some(state))
     }
 
@@ -264,19 +268,19 @@ impl Move<'_> {
     fn say_what_would_be_done(&self, old: &RemoteDevice) {
         let unit = old.unit();
         let from = unit.sealed.map_or_else(|| "plain".to_owned(), |sealed| format!("custody {}", sealed.custody()));
-        println!(
+        self.args.progress.say(&format!(
             "{} ({from}, {}) would be resealed as {}, read back, and replaced by that under the same name; nothing is done",
             self.url,
             show_size(unit.geometry.bytes()),
             self.to.in_words()
-        );
+        ));
     }
 
     /// An earlier run found it right; so must this one, for the target may have had it in its hands in between.
     fn verify_again(&self, next: &Arc<RemoteDevice>, sums: &str) -> Result<()> {
-        let bar = progress::progress_bar(self.args.quiet);
+        let bar = self.args.progress.begin("copying", ProgressUnit::EstimatedBytes, None);
         let found = checksum_successor(next, &mut self.reporter(&bar));
-        bar.finish_and_clear();
+        bar.finish();
         if found?.to_string() != sums {
             return Err(self.args.state.refused(
                 "tells of other contents than the volume's successor has now: it was changed at the target; nothing has changed places",
@@ -286,10 +290,10 @@ impl Move<'_> {
     }
 
     /// Shows how far it is, keeps to the rate, and stops at a signal.
-    fn reporter<'a>(&'a self, bar: &'a indicatif::ProgressBar) -> impl FnMut(&Progress) -> ControlFlow<()> + 'a {
+    fn reporter<'a>(&'a self, bar: &'a ProgressReporter) -> impl FnMut(&Progress) -> ControlFlow<()> + 'a {
         let mut rate = CopyRate::new(self.args.rate);
         move |done| {
-            progress::show(bar, done);
+            show(bar, done);
             let stopped = self.signals.wait(rate.pause(done)).is_some();
             if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         }
@@ -325,11 +329,11 @@ impl Move<'_> {
         self.new.replace_known(&self.url, &self.next_url, claims)?;
         state.set_placed();
         self.save(&state)?;
-        println!(
+        self.args.progress.say(&format!(
             "{} is of {} from here on; an initiator that knew it as it was says --forget-volume once",
             self.url,
             self.to.in_words()
-        );
+        ));
         self.end(&state)
     }
 
@@ -351,16 +355,17 @@ impl Move<'_> {
                 "the volume has its new form; its old keys are not all destroyed yet: the same command does it, with the right 'administer'",
             )?;
         } else if let Some(path) = &self.old.key_file {
-            println!(
+            self.args.progress.say(&format!(
                 "{} opens nothing in it any more; keep it only for copies that were made elsewhere",
                 path.display()
-            );
+            ));
         } else if self.old.key_server.is_given() {
-            println!(
-                "its old keys at the key server, if there are any, still open copies made elsewhere: strongroom key destroy-epoch"
-            );
+            self.args.progress.say("its old keys at the key server, if there are any, still open copies made elsewhere: strongroom key destroy-epoch");
         }
-        self.args.state.remove()
+        self.args.state.remove()?;
+        let custody = self.to.custody().map_or_else(|| "plain".to_owned(), |custody| custody.to_string());
+        self.args.progress.print_result(&json!({ "volume": self.url.to_string(), "custody": custody }), || {});
+        Ok(())
     }
 
     /// By domain: a name may mean the new keys by now.
@@ -372,7 +377,10 @@ impl Move<'_> {
         for (older, _) in epochs {
             client.destroy_epoch(domain, older, true)?;
         }
-        println!("destroyed at the key server: the old keys of {}; copies made elsewhere open no more", self.url);
+        self.args.progress.say(&format!(
+            "destroyed at the key server: the old keys of {}; copies made elsewhere open no more",
+            self.url
+        ));
         Ok(())
     }
 

@@ -52,14 +52,7 @@ fn names(text: &str) -> Vec<String> {
 }
 
 fn parse_peer(text: &str) -> Result<PeerRule, String> {
-    let mut rule = PeerRule {
-        name: String::new(),
-        key: String::new(),
-        initiators: Vec::new(),
-        volumes: Vec::new(),
-        read_only: false,
-        receive: Vec::new(),
-    };
+    let mut rule = PeerRule::default();
     for (name, value) in rule_fields(text, &["name", "key", "initiators", "volumes", "receive", "read_only"])? {
         match name.as_str() {
             "name" => rule.name = value,

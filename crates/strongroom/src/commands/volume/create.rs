@@ -2,15 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use strongroom_block::{Custody, Mode, Suite};
 use strongroom_store::{CreateOptions, IoChoice, Medium};
-use strongroom_target::{Access, Catalogue, Sealed, SealedSpec, Volume, VolumeSpec};
+use strongroom_target::admin::{BlindCustody, NewSealing, NewVolume, Reply, Request, VolumeInfo};
+use strongroom_target::volume::custody_from;
+use strongroom_target::{Access, Catalogue, SealedSpec, Volume, VolumeSpec};
 
 use crate::commands::new_volume::{ProtectionArgs, spare_range, usable_wrapping_key, warn_of_unknown_peers};
 use crate::commands::space::warn_of_little_space;
-use crate::root_args::RootArgs;
+use crate::target_args::{RemoteTarget, TargetArgs, print_lines, unexpected};
 use crate::units::{parse_size, show_size};
 
 /// `volume create`.
@@ -28,7 +30,7 @@ pub(crate) struct CreateArgs {
     sealing: SealingArgs,
     #[command(flatten)]
     space: SpaceArgs,
-    /// A peer of the configuration that may use it; can be repeated; '*' for all of them.
+    /// A peer that may use it; can be repeated; '*' for all of them.
     #[arg(long = "peer", value_name = "NAME")]
     peers: Vec<String>,
     /// Plain volumes: an initiator name that may use it over plain iSCSI; can be repeated; '*' for any.
@@ -40,7 +42,7 @@ pub(crate) struct CreateArgs {
     #[command(flatten)]
     protection: ProtectionArgs,
     #[command(flatten)]
-    target: RootArgs,
+    target: TargetArgs,
 }
 
 /// Whether and how its blocks are sealed.
@@ -89,6 +91,18 @@ struct SpaceArgs {
     io: IoChoice,
 }
 
+impl SealingArgs {
+    fn spec(&self, custody: Custody, wrapping_key: Option<PathBuf>) -> Result<Option<SealedSpec>> {
+        Ok((!self.plain).then_some(SealedSpec {
+            custody,
+            suite: self.suite,
+            mode: if self.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
+            wrapping_key,
+            opened_with: self.open_at_target.as_deref().map(usable_opening_key).transpose()?,
+        }))
+    }
+}
+
 /// Who holds the keys of a sealed volume.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum CustodyArg {
@@ -101,8 +115,64 @@ enum CustodyArg {
 }
 
 pub(super) fn create(args: CreateArgs) -> Result<()> {
-    let root = args.target.root()?;
-    warn_of_unknown_peers(&args.target, &args.peers);
+    match args.target.remote()? {
+        Some(remote) => create_there(args, remote),
+        None => create_here(args),
+    }
+}
+
+/// At another target, where nothing but the volume is made: no file on that machine has a part in it.
+fn create_there(args: CreateArgs, mut remote: RemoteTarget) -> Result<()> {
+    let CreateArgs { name, size, block_size, sealing, space, peers, initiators, read_only, protection, target: _ } =
+        args;
+    let custody = match sealing.custody {
+        CustodyArg::Keyfile => Some(BlindCustody::KeyFile),
+        CustodyArg::Keyserver => Some(BlindCustody::KeyServer),
+        CustodyArg::Target => None,
+    };
+    let of_the_machine = [
+        (custody.is_none() || sealing.wrapping_key.is_some(), "--custody target: its keys are files there"),
+        (sealing.open_at_target.is_some(), "--open-at-target: the key is a file there"),
+        (space.medium != Medium::Directory, "--medium: what else there is, only that machine knows"),
+        (space.io != IoChoice::Auto, "--io"),
+        (!initiators.is_empty(), "--initiator: nothing proves such a name; name peers"),
+    ];
+    if let Some((_, what)) = of_the_machine.into_iter().find(|(is_given, _)| *is_given) {
+        bail!("with --target there is no {what}. Make such a volume on the target's machine");
+    }
+    let (suite, authenticate_only) = (sealing.suite.name().to_owned(), sealing.authenticate_only);
+    let sealed = custody.filter(|_| !sealing.plain).map(|custody| NewSealing { custody, suite, authenticate_only });
+    let nobody = peers.is_empty();
+    let volume = NewVolume {
+        name,
+        size_bytes: size,
+        block_size,
+        sealed,
+        retention_percent: space.retention,
+        spare_percent: space.spare,
+        peers,
+        read_only,
+        protection: protection.into(),
+    };
+    let info = match remote.ask(&Request::VolumeCreate { volume })? {
+        Reply::Created(info) => *info,
+        other => return Err(unexpected(&other)),
+    };
+    print_lines(&created_text(&info));
+    print_lines(&next_text(&info, &remote.url_of(&info.name)));
+    if nobody {
+        println!(
+            "nobody may use it yet, unless the target's configuration lists it for a peer: strongroom volume grant {} PEER",
+            info.name
+        );
+    }
+    Ok(())
+}
+
+fn create_here(args: CreateArgs) -> Result<()> {
+    let here = &args.target.here;
+    let root = here.root()?;
+    warn_of_unknown_peers(here, &args.peers);
     let custody = match args.sealing.custody {
         CustodyArg::Keyfile => Custody::KeyFile,
         CustodyArg::Keyserver => Custody::KeyServer,
@@ -110,16 +180,10 @@ pub(super) fn create(args: CreateArgs) -> Result<()> {
     };
     let given = args.sealing.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
     let made = (custody == Custody::Target && given.is_none())
-        .then(|| strongroom_keyfiles::wrapping::create(&args.target.wrapping_keys(), &args.name))
+        .then(|| strongroom_keyfiles::wrapping::create(&here.wrapping_keys(), &args.name))
         .transpose()?;
     let wrapping_key = given.or_else(|| made.clone());
-    let sealed = (!args.sealing.plain).then_some(SealedSpec {
-        custody,
-        suite: args.sealing.suite,
-        mode: if args.sealing.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
-        wrapping_key,
-        opened_with: args.sealing.open_at_target.as_deref().map(usable_opening_key).transpose()?,
-    });
+    let sealed = args.sealing.spec(custody, wrapping_key)?;
     let nobody = args.peers.is_empty() && args.initiators.is_empty();
     let spec = VolumeSpec {
         name: args.name,
@@ -148,22 +212,27 @@ pub(super) fn create(args: CreateArgs) -> Result<()> {
             return Err(error.into());
         }
     };
-    print_created(&volume, made.as_deref(), &at);
+    let info = VolumeInfo::of(&Catalogue::open(&at)?.show(volume.name.as_str())?);
+    println!("{}", created_text(&info));
+    warn_of_little_space(&volume.medium, info.shape.size_bytes, &at);
+    print_cautions(&volume, made.as_deref());
+    print!("{}", next_text(&info, &format!("strongroom://HOST/{}", info.name)));
     if nobody {
-        println!("nobody may use it yet, unless the configuration lists it for a peer; see --peer and --initiator");
+        println!(
+            "nobody may use it yet, unless the configuration lists it for a peer. To let a machine use it: strongroom invite NAME --volume {}",
+            info.name
+        );
     }
     Ok(())
 }
 
-/// What was created, and what its owner has to know about it.
-fn print_created(volume: &Volume, made: Option<&Path>, root: &Path) {
-    println!(
-        "made the {} volume '{}', {}",
-        kind(volume.sealed.is_some()),
-        volume.name,
-        show_size(volume.geometry.bytes())
-    );
-    warn_of_little_space(&volume.medium, volume.geometry.bytes(), root);
+fn created_text(info: &VolumeInfo) -> String {
+    let kind = if info.sealed.is_some() { "sealed" } else { "plain" };
+    format!("made the {kind} volume '{}', {}", info.name, show_size(info.shape.size_bytes))
+}
+
+/// What its owner has to know about it.
+fn print_cautions(volume: &Volume, made: Option<&Path>) {
     if !volume.medium.is_durable() {
         println!("it is in memory: everything in it is lost whenever the target stops; for benchmarks and tests only");
     }
@@ -178,22 +247,21 @@ fn print_created(volume: &Volume, made: Option<&Path>, root: &Path) {
             "blocks are sealed on the wire only: this target opens them and stores plaintext, which can be read from its disk"
         );
     }
-    if let Some(sealed) = &volume.sealed {
-        tell_what_is_next(volume, sealed);
-    }
 }
 
-fn tell_what_is_next(volume: &Volume, sealed: &Sealed) {
+/// What to do with a sealed volume next: lines, or nothing.
+fn next_text(info: &VolumeInfo, url: &str) -> String {
+    let Some(sealed) = &info.sealed else { return String::new() };
     let opened = if sealed.opened_with.is_some() { " --opened-at-target" } else { "" };
-    let format = format!("strongroom volume format strongroom://HOST/{} --yes{opened}", volume.name);
-    match sealed.custody {
-        Custody::Target => println!("next, from an initiator: {format}"),
-        Custody::KeyFile => println!("next, from an initiator with its key: {format}"),
-        Custody::KeyServer => println!(
+    let format = format!("strongroom volume format {url} --yes{opened}");
+    match custody_from(&sealed.custody) {
+        Some(Custody::KeyFile) => format!("next, from an initiator with its key: {format}\n"),
+        Some(Custody::KeyServer) => format!(
             "next, as its owner: strongroom key create {} --domain {} --id {} --key-server KEYS\nand then, from an initiator: {format} \
-             --key-server KEYS",
-            volume.name, sealed.domain, volume.id
+             --key-server KEYS\n",
+            info.name, sealed.domain, info.volume_id
         ),
+        _ => format!("next, from an initiator: {format}\n"),
     }
 }
 
@@ -204,8 +272,4 @@ fn usable_opening_key(path: &Path) -> Result<PathBuf> {
         strongroom_keyfiles::read_key_file(&path).context("the target needs the volume's key to open what arrives")?;
     keys.volume_key(1).context("that file's key is for something else; give a copy of the initiators' --key-file")?;
     Ok(path)
-}
-
-fn kind(is_sealed: bool) -> &'static str {
-    if is_sealed { "sealed" } else { "plain" }
 }

@@ -3,16 +3,16 @@
 
 use anyhow::Result;
 use clap::Args;
-use serde_json::json;
 use strongroom_block::{Custody, WRAPPED_KEY_BYTES};
 use strongroom_store::Medium;
-use strongroom_target::admin::{Client, Reply, Request, VolumeReport};
+use strongroom_target::admin::{Client, Reply, Request, VolumeEntry, VolumeInfo, VolumeReport};
 use strongroom_target::{Protection, Sealed, Volume, VolumeStatus};
 
 use crate::admin::ask;
 use crate::commands::space::{free_text, space_text};
 use crate::root_args::RootArgs;
 use crate::table::Table;
+use crate::target_args::{TargetArgs, print_lines};
 use crate::units::show_size;
 
 /// `volume list`.
@@ -22,7 +22,7 @@ pub(crate) struct ListArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    target: RootArgs,
+    target: TargetArgs,
 }
 
 /// `volume show`.
@@ -38,36 +38,37 @@ pub(crate) struct ShowArgs {
 }
 
 pub(super) fn list(args: &ListArgs) -> Result<()> {
-    let mut volumes = args.target.open()?.list()?;
-    let clones: Vec<_> = volumes.iter_mut().filter_map(|(_, status)| status.as_mut().ok()).collect();
-    tell_clones_in_use(&args.target, clones);
+    let volumes = match args.target.remote()? {
+        Some(mut remote) => remote.volumes(None)?,
+        None => volumes_here(&args.target.here)?,
+    };
     if args.json {
-        let rows: Vec<_> = volumes
-            .iter()
-            .map(|(name, status)| match status {
-                Ok(status) => as_json(status),
-                Err(error) => json!({ "name": name.to_string(), "error": error.to_string() }),
-            })
-            .collect();
-        println!("{}", serde_json::to_string_pretty(&rows)?);
+        print_lines(&serde_json::to_string_pretty(&volumes)?);
         return Ok(());
     }
     let mut table = Table::new(&["NAME", ">SIZE", ">BLOCK", "KIND", ">ON DISK", "IN USE"]);
-    for (name, status) in &volumes {
-        table.row(match status {
-            Ok(status) => vec![
-                name.to_string(),
-                show_size(status.volume.geometry.bytes()),
-                status.volume.geometry.block_size.to_string(),
-                status.volume.kind_text(),
-                show_size(status.host_bytes),
-                if status.in_use { "yes" } else { "no" }.to_owned(),
+    for volume in volumes {
+        table.row(match volume {
+            VolumeEntry::Good(info) => vec![
+                info.name,
+                show_size(info.shape.size_bytes),
+                info.shape.block_size.to_string(),
+                info.kind,
+                show_size(info.on_disk_bytes),
+                if info.in_use { "yes" } else { "no" }.to_owned(),
             ],
-            Err(error) => vec![name.to_string(), format!("damaged: {error}")],
+            VolumeEntry::Damaged { name, error } => vec![name, format!("damaged: {error}")],
         });
     }
-    print!("{table}");
+    print_lines(&table.to_string());
     Ok(())
+}
+
+fn volumes_here(target: &RootArgs) -> Result<Vec<VolumeEntry>> {
+    let mut volumes = target.open()?.list()?;
+    let clones: Vec<_> = volumes.iter_mut().filter_map(|(_, status)| status.as_mut().ok()).collect();
+    tell_clones_in_use(target, clones);
+    Ok(volumes.into_iter().map(VolumeEntry::from).collect())
 }
 
 pub(super) fn show(args: &ShowArgs) -> Result<()> {
@@ -75,7 +76,7 @@ pub(super) fn show(args: &ShowArgs) -> Result<()> {
     tell_clones_in_use(&args.target, vec![&mut status]);
     let served = served(&args.target, &status)?;
     if args.json {
-        let mut shown = as_json(&status);
+        let mut shown = serde_json::to_value(VolumeInfo::of(&status))?;
         shown["served"] = serde_json::to_value(&served)?;
         println!("{}", serde_json::to_string_pretty(&shown)?);
         return Ok(());
@@ -225,35 +226,4 @@ fn medium_text(medium: &Medium) -> String {
 
 fn or_none(names: &[String]) -> String {
     if names.is_empty() { "none here; see the configuration".to_owned() } else { names.join(", ") }
-}
-
-fn as_json(status: &VolumeStatus) -> serde_json::Value {
-    let volume = &status.volume;
-    json!({
-        "name": volume.name.to_string(),
-        "volume_id": volume.id.to_string(),
-        "size_bytes": volume.geometry.bytes(),
-        "block_size": volume.geometry.block_size.bytes(),
-        "sealed": volume.sealed.as_ref().map(|sealed| json!({
-            "custody": sealed.custody.to_string(),
-            "domain": sealed.domain.to_string(),
-            "suite": sealed.suite.name(),
-            "epoch": sealed.epoch,
-            "record_bytes": record_cost(volume).0,
-            "record_bytes_in_all": record_cost(volume).1,
-            "wrapping_key": sealed.wrapping_key,
-            "opened_with": sealed.opened_with,
-        })),
-        "medium": volume.medium.to_string(),
-        "io": volume.io.to_string(),
-        "retention_percent": volume.retention_percent,
-        "spare_percent": volume.spare_percent,
-        "clone_of": volume.clone_of,
-        "snapshots": volume.snapshots,
-        "successor": volume.successor.as_ref().map(ToString::to_string),
-        "succeeds": volume.succeeds.as_ref().map(ToString::to_string),
-        "access": volume.access,
-        "on_disk_bytes": status.host_bytes,
-        "in_use": status.in_use,
-    })
 }
