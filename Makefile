@@ -47,11 +47,10 @@ demo: build ## Serve, attach, use and prove a sealed volume, on this machine's o
 
 test: deps ## Every test; the properties from one seed, so that a failure says something of the sources (PROPTEST_RNG_SEED=N for others)
 	RUST_TEST_THREADS=$(TEST_THREADS) PROPTEST_RNG_SEED=$(PROPTEST_RNG_SEED) $(CARGO) test --workspace --locked --no-fail-fast
-	@$(MAKE) --no-print-directory test-product
 
-# Cargo unifies the features of what it builds together. Our own libraries are compiled a second time, once (a minute or two on two cores);
-# nearly all others are those of `make test`.
-test-product: deps ## The product built alone does not have the papers' cipher suites (part of `make test`)
+# Cargo unifies the features of what it builds together, so our own libraries are compiled a second time. That the product does not enable those
+# suites is part of `make test` (tidy.rs); here the product refuses them.
+test-product: deps ## The product built alone refuses the papers' cipher suites (minutes; not in `make test`)
 	STRONGROOM_PRODUCT_ALONE=1 $(CARGO) test --locked --package strongroom --test it product::
 
 test-conformance: deps ## libiscsi's conformance suite against our target, skips counted (part of `make test`)

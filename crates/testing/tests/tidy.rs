@@ -293,8 +293,8 @@ fn planted_faults_are_for_tests_only() {
     }
 }
 
-/// The papers' cipher suites are compiled into the laboratory and into tests, and into nothing else. `make test-product` looks at the
-/// product itself.
+/// The papers' cipher suites are compiled into the laboratory and into tests, and into nothing else: the product does not reach the laboratory
+/// (above). `make test-product` looks at a product that was built alone.
 #[test]
 fn weak_suites_are_for_the_laboratory_and_for_tests() {
     let metadata = Graph::metadata();
