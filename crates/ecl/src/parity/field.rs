@@ -17,9 +17,10 @@ pub(super) fn add_scaled(sum: &mut [u8], part: &[u8], factor: u8) {
     sum.iter_mut().zip(part).for_each(|(sum, part)| *sum ^= table[usize::from(*part)]);
 }
 
-pub(super) fn scaled(shard: &Shard, factor: u8) -> Shard {
+/// Multiplies every byte by `factor`. In place: a copy of the entry, which may hold a block key, would have to be wiped.
+pub(super) fn scale(shard: &mut Shard, factor: u8) {
     let table = multiples(factor);
-    shard.each_ref().map(|part| part.iter().map(|byte| table[usize::from(*byte)]).collect())
+    shard.iter_mut().flatten().for_each(|byte| *byte = table[usize::from(*byte)]);
 }
 
 /// Doubles every byte.

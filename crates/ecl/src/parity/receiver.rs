@@ -6,7 +6,7 @@ use bytes::Bytes;
 use strongroom_block::{Buffer, keyless_checksum};
 
 use super::Parity;
-use super::field::{Shard, add, add_scaled, inverse, power, scaled};
+use super::field::{Shard, add, add_scaled, inverse, power, scale};
 use crate::connection::{Fault, Packet};
 use crate::error::{Dropped, PeerMisbehaved};
 use crate::quantum::record_checksum;
@@ -120,7 +120,11 @@ impl Group {
         let restored = match (missing[..].as_ref(), &self.parity) {
             ([], _) => Vec::new(),
             (&[at], [Some(p), _]) => vec![(at, self.difference(p, |_| 1))],
-            (&[at], [None, Some(q)]) => vec![(at, scaled(&self.difference(q, power), inverse(power(at))))],
+            (&[at], [None, Some(q)]) => {
+                let mut shard = self.difference(q, power);
+                scale(&mut shard, inverse(power(at)));
+                vec![(at, shard)]
+            }
             (&[low, high], [Some(p), Some(q)]) => self.two(low, high, (p, q)),
             _ => return Vec::new(),
         };
@@ -154,7 +158,7 @@ impl Group {
         for (part, sum) in first.iter_mut().zip(&sum) {
             add_scaled(part, sum, power(high));
         }
-        let first = scaled(&first, inverse(power(low) ^ power(high)));
+        scale(&mut first, inverse(power(low) ^ power(high)));
         let mut second = sum;
         for (part, first) in second.iter_mut().zip(&first) {
             add(part, first);
