@@ -20,8 +20,9 @@ pub struct Config {
     /// Where to listen.
     #[serde(default = "listen_default")]
     pub listen: Vec<SocketAddr>,
-    /// File with this server's identity.
-    pub node_key: PathBuf,
+    /// File with this server's identity, unless the command line names it.
+    #[serde(default)]
+    pub node_key: Option<PathBuf>,
     /// File with the master key; without it the systemd credential `master-key`.
     #[serde(default)]
     pub master_key: Option<PathBuf>,

@@ -25,6 +25,8 @@ use crate::replication::Replication;
 
 /// Operations that wait at most; further callers are told to come again.
 const QUEUE_MAX: usize = 1024;
+/// How soon a probe is sent again that found the queue full.
+const PROBE_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// Operations in one transaction at most.
 const GROUP_MAX: usize = 256;
 /// Between two tries to open a database that could not be written.
@@ -45,9 +47,29 @@ struct Job {
     answer: SyncSender<Result<Outcome, Failure>>,
 }
 
+/// What the thread that commits takes from its queue.
+enum Queued {
+    Job(Box<Job>),
+    /// Is answered at once: a sign of life.
+    Probe(SyncSender<()>),
+}
+
+impl Queued {
+    /// The job. A probe is answered.
+    fn into_job(self) -> Option<Job> {
+        match self {
+            Queued::Job(job) => Some(*job),
+            Queued::Probe(answer) => {
+                let _ = answer.try_send(());
+                None
+            }
+        }
+    }
+}
+
 pub(crate) struct Engine {
     pub(crate) database: Arc<Database>,
-    queue: Mutex<Option<SyncSender<Job>>>,
+    queue: Mutex<Option<SyncSender<Queued>>>,
     /// Counts commits; waited on by those who watch.
     commits: Mutex<u64>,
     changed: Condvar,
@@ -72,7 +94,7 @@ pub(crate) fn wall_clock_ms() -> u64 {
 
 impl Engine {
     pub(crate) fn start(database: Arc<Database>, metrics: Arc<Metrics>) -> std::io::Result<Arc<Engine>> {
-        let (queue, jobs) = sync_channel(QUEUE_MAX);
+        let (queue, queued) = sync_channel(QUEUE_MAX);
         let (replication, longest) = {
             let state = database.state();
             (Replication::new(state.sequence, state.head, false), Duration::from_millis(state.lease_ms))
@@ -93,7 +115,7 @@ impl Engine {
             metrics,
         });
         let committer = Arc::clone(&engine);
-        let thread = thread::Builder::new().name("key-commits".into()).spawn(move || committer.run(&jobs))?;
+        let thread = thread::Builder::new().name("key-commits".into()).spawn(move || committer.run(&queued))?;
         *engine.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(engine)
     }
@@ -101,7 +123,7 @@ impl Engine {
     /// Does one operation; returns when it is stored.
     pub(crate) fn submit(&self, caller: Caller, operation: Operation) -> Result<Outcome, Failure> {
         let (answer, answered) = sync_channel(1);
-        let job = Job { caller, operation, at_ms: wall_clock_ms(), answer };
+        let job = Queued::Job(Box::new(Job { caller, operation, at_ms: wall_clock_ms(), answer }));
         let stopping = || Failure::Unavailable("the key server is stopping; try again".into());
         let sent = match self.queue.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             Some(queue) => queue.try_send(job),
@@ -170,6 +192,27 @@ impl Engine {
         thread.as_ref().is_some_and(JoinHandle::is_finished) && !self.is_stopping()
     }
 
+    /// Whether the thread that commits takes from its queue within `patience`. A commit that waits for a required standby takes as long as
+    /// `standby_timeout_s`.
+    pub(crate) fn answers(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let (answer, answered) = sync_channel(1);
+        loop {
+            let sent = match self.queue.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+                Some(queue) => queue.try_send(Queued::Probe(answer.clone())),
+                // It is stopping, and waits for what is under way.
+                None => return true,
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            match sent {
+                Ok(()) => return answered.recv_timeout(left).is_ok(),
+                Err(TrySendError::Disconnected(_)) => return false,
+                Err(TrySendError::Full(_)) if left.is_zero() => return false,
+                Err(TrySendError::Full(_)) => thread::sleep(PROBE_AGAIN_AFTER),
+            }
+        }
+    }
+
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
@@ -196,12 +239,15 @@ impl Engine {
         self.changed.notify_all();
     }
 
-    fn run(&self, jobs: &Receiver<Job>) {
+    fn run(&self, queued: &Receiver<Queued>) {
         let mut pending = Pending::default();
-        while let Ok(first) = jobs.recv() {
-            let group: Vec<Job> = std::iter::once(first).chain(jobs.try_iter().take(GROUP_MAX - 1)).collect();
-            self.commit(&group, &mut pending);
-            self.wake();
+        while let Ok(first) = queued.recv() {
+            let all = std::iter::once(first).chain(queued.try_iter().take(GROUP_MAX - 1));
+            let group: Vec<Job> = all.filter_map(Queued::into_job).collect();
+            if !group.is_empty() {
+                self.commit(&group, &mut pending);
+                self.wake();
+            }
         }
         // The last chance to write down what could not be written before.
         if !pending.held.is_empty() {

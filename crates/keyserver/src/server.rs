@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -76,7 +76,8 @@ struct ServerShared {
 pub struct KeyServer {
     shared: Arc<ServerShared>,
     listeners: Vec<Arc<TcpListener>>,
-    threads: Vec<JoinHandle<()>>,
+    accepting: Vec<JoinHandle<()>>,
+    following: Option<JoinHandle<()>>,
 }
 
 impl std::fmt::Debug for KeyServer {
@@ -119,18 +120,18 @@ impl KeyServer {
         });
         shared.service.heed_config();
         shared.service.note("start".into());
-        let mut server = KeyServer { shared, listeners, threads: Vec::new() };
+        let mut server = KeyServer { shared, listeners, accepting: Vec::new(), following: None };
         if let Some(standby) = standby {
             let shared = Arc::clone(&server.shared);
             let following = thread::Builder::new().name("key-follows".into());
             let thread = following.spawn(move || standby.run(&shared.stopping)).map_err(StartError::Thread)?;
-            server.threads.push(thread);
+            server.following = Some(thread);
         }
         for listener in server.listeners.clone() {
             let shared = Arc::clone(&server.shared);
             let accepting = thread::Builder::new().name("key-accepts".into());
             let thread = accepting.spawn(move || shared.accept(&listener)).map_err(StartError::Thread)?;
-            server.threads.push(thread);
+            server.accepting.push(thread);
         }
         Ok(server)
     }
@@ -166,7 +167,25 @@ impl KeyServer {
 
     /// Whether it cannot continue and must be restarted: a fault of this program, which the log describes.
     pub fn has_failed(&self) -> bool {
-        self.shared.service.engine.has_failed()
+        let has_ended = self.accepting.iter().any(JoinHandle::is_finished);
+        has_ended || self.shared.service.engine.has_failed()
+    }
+
+    /// Whether it still does what it is asked, within `patience`: for a watchdog. Takes the locks that a new connection needs, and a turn of the
+    /// thread that stores changes.
+    pub fn answers(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let is_held = || {
+            let streams = matches!(self.shared.streams.try_lock(), Err(TryLockError::WouldBlock));
+            streams || matches!(self.shared.half_open.try_lock(), Err(TryLockError::WouldBlock))
+        };
+        while is_held() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.shared.service.engine.answers(deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Takes no more connections, finishes what is being answered, and ends.
@@ -182,7 +201,7 @@ impl KeyServer {
             let _ = rustix::net::shutdown(listener.as_fd(), rustix::net::Shutdown::Both);
         }
         self.shared.service.engine.announce_stop();
-        for thread in self.threads.drain(..) {
+        for thread in self.accepting.drain(..).chain(self.following.take()) {
             let _ = thread.join();
         }
         self.shared.shut_down(Shutdown::Read);

@@ -109,6 +109,27 @@ fn without_its_standby_nothing_is_changed_and_all_else_is_stored() {
     assert_eq!(group.engine.database.head().lines, before + 1);
 }
 
+/// What a watchdog asks.
+#[test]
+fn a_commit_that_hangs_is_noticed() {
+    let patience = Duration::from_secs(60);
+    let group = Group::new();
+    assert!(group.engine.answers(patience));
+    let committing = group.engine.committing.lock().unwrap();
+    let engine = Arc::clone(&group.engine);
+    let caller = Caller { identity: None, roles: Roles::default() };
+    let waiting = thread::spawn(move || engine.submit(caller, Operation::Note("a line".into())));
+    let begun = Instant::now();
+    while group.engine.answers(Duration::from_millis(20)) {
+        assert!(begun.elapsed() < patience, "nothing is noticed");
+    }
+    drop(committing);
+    assert!(waiting.join().unwrap().is_ok());
+    assert!(group.engine.answers(patience));
+    group.engine.stop();
+    assert!(group.engine.answers(patience), "a server that stops is not killed for it");
+}
+
 #[test]
 fn a_name_that_is_given_up_and_taken_at_once_is_found() {
     // The new one's domain is before the old one's, and behind it.

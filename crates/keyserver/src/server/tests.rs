@@ -177,6 +177,16 @@ fn carry_one(to: SocketAddr, flip: Option<(usize, usize)>) -> (SocketAddr, threa
 
 /// One bit of every byte that travels, in either direction, once. Either the client has a definite error, or the byte meant nothing.
 #[test]
+fn a_server_that_admits_nobody_does_not_answer_its_watchdog() {
+    let site = Site::with("");
+    assert!(site.server.answers(PATIENCE) && !site.server.has_failed());
+    let half_open = site.server.shared.half_open();
+    assert!(!site.server.answers(Duration::from_millis(20)));
+    drop(half_open);
+    assert!(site.server.answers(PATIENCE));
+}
+
+#[test]
 fn attack_key_flip_on_the_wire() {
     let site = Site::with("");
     let keys = site.admin().fetch(domain(1)).unwrap().keys;

@@ -31,6 +31,9 @@ pub(crate) struct KeyServerCommand {
     /// The configuration.
     #[arg(long, value_name = "FILE", default_value = "/etc/strongroom/keyserver.toml")]
     config: PathBuf,
+    /// The file with this server's identity, instead of the configuration's `node_key`.
+    #[arg(long, value_name = "FILE")]
+    node_key: Option<PathBuf>,
     /// Where to answer collectors of metrics: an address of the loopback (127.0.0.1:9466), or a socket (unix:/run/strongroom-keyserver/metrics.sock);
     /// instead of the configuration's `metrics`.
     #[arg(long, value_name = "ADDRESS")]
@@ -55,7 +58,10 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     let config = read_config(&args.config)?;
     // Before any key is read.
     process::lock_memory();
-    let node_key = Arc::new(keys::read_identity(&config.node_key)?);
+    let node_key = args.node_key.as_ref().or(config.node_key.as_ref()).context(
+        "no identity: name its file with `node_key` in the configuration, or with --node-key; make one with: strongroom identity new --out FILE",
+    )?;
+    let node_key = Arc::new(keys::read_identity(node_key)?);
     let master = read_master_key(config.master_key.as_deref())?;
     // Each connection needs two descriptors.
     process::raise_file_limit();
@@ -78,9 +84,9 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     let signal = loop {
         write_metrics(metrics_file.as_deref(), &server);
         if server.has_failed() {
-            bail!("the thread that stores changes has ended; the log says why. Restart the key server");
+            bail!("a thread of the key server has ended; the log says why. Restart the key server");
         }
-        watchdog.notify(|_| true);
+        watchdog.notify(|patience| server.answers(patience));
         match signals.wait(watchdog.limit(METRICS_EVERY)) {
             Some(signal) if signal.is_hangup() => reload(&args.config, &server),
             Some(signal) => break signal,
