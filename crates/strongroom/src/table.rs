@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use strongroom_block::with_foreign_parts;
+
 /// Rows under a heading. A column whose heading begins with `>` is set to the right.
 pub struct Table {
     right: Vec<bool>,
@@ -16,9 +18,9 @@ impl Table {
         Table { right, rows: vec![heading] }
     }
 
-    /// Adds a row; a shorter one leaves its last columns empty.
+    /// Adds a row; a shorter one leaves its last columns empty. A cell may be what another machine has said: it can begin no line of its own.
     pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
+        self.rows.push(cells.iter().map(|cell| with_foreign_parts(cell).to_string()).collect());
     }
 }
 
@@ -60,5 +62,12 @@ mod tests {
         assert_eq!(lines[1], "a-long-name     1  no");
         assert_eq!(lines[2], "b            1000  yes");
         assert!(lines[3].starts_with("c            damaged"));
+    }
+
+    #[test]
+    fn attack_operator_target_forges_rows_of_a_table() {
+        let mut table = Table::new(&["NAME", ">SIZE"]);
+        table.row(vec!["vault\nother".into(), "1\r".into()]);
+        assert_eq!(table.to_string().lines().count(), 2, "{table}");
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use strongroom_block::with_foreign_parts;
+use strongroom_block::{foreign, with_foreign_parts};
 use strongroom_initiator::VolumeUrl;
 use strongroom_target::admin::{Client, Description, Operation, Reply, Request, VolumeEntry, VolumeInfo};
 use strongroom_target::operators::{OperatorClient, OperatorDestination};
@@ -130,8 +130,9 @@ impl RemoteTarget {
     /// One of its volumes.
     pub(crate) fn volume(&mut self, volume: &str) -> Result<VolumeInfo> {
         match self.volumes(Some(volume))?.pop() {
-            Some(VolumeEntry::Good(info)) => Ok(*info),
-            Some(VolumeEntry::Damaged { error, .. }) => bail!("{error}"),
+            Some(VolumeEntry::Good(info)) if info.name == volume => Ok(*info),
+            Some(VolumeEntry::Good(_)) => bail!("the target answered about another volume than '{volume}'"),
+            Some(VolumeEntry::Damaged { error, .. }) => bail!("{}", foreign(&error)),
             None => bail!("the target answered with nothing; it is of another version"),
         }
     }

@@ -1,5 +1,6 @@
 //! Why a request of an operator came to nothing, at its own end.
 
+use strongroom_block::foreign;
 use strongroom_net::LinkEnd;
 
 use crate::channel_stream::ConnectionError;
@@ -17,7 +18,7 @@ pub enum OperatorError {
     #[error("the target knows no operators: it is of an older version; bring it to this one")]
     NoOperators,
     /// The target said no, and why.
-    #[error("the target refused: {0}")]
+    #[error("the target refused: {}", foreign(.0))]
     Refused(String),
     /// The connection was lost.
     #[error(
@@ -39,5 +40,17 @@ impl From<ConnectionError> for OperatorError {
             ConnectionError::Malformed => OperatorError::Misbehaved,
             error => OperatorError::Broken(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target whose refusal looks like output of the command.
+    #[test]
+    fn attack_operator_target_forges_lines_of_output() {
+        let error = OperatorError::Refused("no\n'vault' was created\u{1b}[2J".to_owned());
+        assert_eq!(error.to_string(), r"the target refused: no\u{a}'vault' was created\u{1b}[2J");
     }
 }

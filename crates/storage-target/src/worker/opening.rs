@@ -1,6 +1,7 @@
 //! How a unit is made: from a store with its lock, what wraps block keys and what opens blocks; or, for a clone or a snapshot, from a view
 //! of the store that its volume has open.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -105,6 +106,7 @@ pub(super) fn open(
         _ => Store::open(&dir, &options, waker),
     };
     let store = store.map_err(|source| store_error(name, source))?;
+    report_damage(name, &store, &dir);
     let key_survived = continue_key_erase(services, &volume, &store, &mut wrap)?;
     volume.agrees_with(store.info()).map_err(|problem| problem.at(dir))?;
     let target_name = names::target_name(&services.settings().config.base_name, name);
@@ -124,6 +126,19 @@ pub(super) fn open(
         ready,
         cache_bytes_max,
     })
+}
+
+/// Logs what a read-only opening of a damaged log has passed over.
+fn report_damage(name: &VolumeName, store: &Store, dir: &Path) {
+    if let Some(damage) = store.damage() {
+        let (places, first) = (damage.places.len(), damage.places.first());
+        tracing::error!(
+            volume = %name, places, first,
+            "the volume's log is damaged: it is open read-only, and blocks may be missing or old. Close it and list them with: \
+             strongroom store damage {}",
+            dir.display()
+        );
+    }
 }
 
 /// An interrupted erase may have been one that destroys the key; it overwrites everything in any case. Whether the key still exists.

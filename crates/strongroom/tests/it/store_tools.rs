@@ -1,10 +1,10 @@
 //! Proves that a store can be shown, checked and repaired without keys: damage is named with its place, nothing is changed
 //! unless asked for, and exit codes tell what was found.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use crate::stage::{World, run};
+use crate::stage::{World, noise, run};
 
 const SUPERBLOCK_1: u64 = 512 << 10;
 const LOG_START: u64 = 1 << 20;
@@ -72,4 +72,58 @@ fn a_store_that_does_not_open_is_rebuilt_with_consent() {
     let repaired: serde_json::Value = serde_json::from_str(&repaired.ok()).unwrap();
     assert_eq!(repaired["steps"][0]["done"], true, "{repaired}");
     run(&["store", "check", &store]).ok();
+}
+
+/// Flips bits in the log, somewhere that opening needs, so that only what lies there is lost. What `store damage` then lists.
+fn damage_the_log(store: &str) -> String {
+    let log = OpenOptions::new().read(true).write(true).open(format!("{store}/log")).unwrap();
+    let mut block = vec![0; 4096];
+    for at in (LOG_START..).step_by(4096).take_while(|at| *at < 64 << 20) {
+        if log.read_at(&mut block, at).unwrap() < block.len() {
+            break;
+        }
+        // The record block of a unit (docs/store-format.md).
+        if block.starts_with(b"SRrb") {
+            log.write_all_at(&[block[200] ^ 8], at + 200).unwrap();
+            let listed = run(&["store", "damage", store]);
+            if listed.stdout.contains("blocks may be missing or old") {
+                return listed.stdout;
+            }
+            log.write_all_at(&block[200..201], at + 200).unwrap();
+        }
+    }
+    panic!("no damage of one record block leaves the rest readable");
+}
+
+/// An operator's way out of a damaged log: the volume is refused, the damage is listed, and what is left is read, and only read.
+#[test]
+fn what_is_left_of_a_damaged_log_is_copied_out() {
+    let (world, store) = world();
+    let server = world.serve();
+    let (url, from, out) = (world.plain_url("scratch"), world.text("from"), world.text("out"));
+    for seed in 0..4 {
+        fs::write(&from, noise(seed, 2 << 20)).unwrap();
+        world.alice_without_key(&["copy", &from, &url, "--allow-smaller"]).ok();
+    }
+    server.kill();
+    let listed = damage_the_log(&store);
+    assert!(listed.contains("cannot be read: "), "{listed}");
+
+    let server = world.serve();
+    assert!(!world.alice_without_key(&["copy", &url, &out, "--connect-timeout", "5s"]).is_success());
+    server.stop();
+    let root = world.text("volumes");
+    run(&["volume", "access", "scratch", "--peer", "alice", "--read-only-if-damaged", "--root", &root]).ok();
+
+    let server = world.serve();
+    world.alice_without_key(&["copy", &url, &out]).ok();
+    assert_eq!(fs::metadata(&out).unwrap().len(), 16 << 20);
+    assert!(
+        !world.alice_without_key(&["copy", &from, &url, "--allow-smaller"]).is_success(),
+        "nothing is written to a damaged log"
+    );
+    let log = server.log();
+    assert!(log.contains("the volume's log is damaged") && log.contains("strongroom store damage"), "{log}");
+    server.stop();
+    assert_eq!(run(&["store", "damage", &store]).stdout, listed, "it is as it was");
 }

@@ -133,7 +133,7 @@ fn create_there(args: CreateArgs, mut remote: RemoteTarget) -> Result<()> {
     let of_the_machine = [
         (custody.is_none() || sealing.wrapping_key.is_some(), "--custody target: its keys are files there"),
         (sealing.open_at_target.is_some(), "--open-at-target: the key is a file there"),
-        (space.medium != Medium::Directory, "--medium: what else there is, only that machine knows"),
+        (space.medium != Medium::Directory, "--medium: only that machine knows its media"),
         (space.io != IoChoice::Auto, "--io"),
         (!initiators.is_empty(), "--initiator: nothing proves such a name; name peers"),
     ];
@@ -144,7 +144,7 @@ fn create_there(args: CreateArgs, mut remote: RemoteTarget) -> Result<()> {
     let sealed = custody.filter(|_| !sealing.plain).map(|custody| NewSealing { custody, suite, authenticate_only });
     let nobody = peers.is_empty();
     let volume = NewVolume {
-        name,
+        name: name.clone(),
         size_bytes: size,
         block_size,
         sealed,
@@ -155,7 +155,7 @@ fn create_there(args: CreateArgs, mut remote: RemoteTarget) -> Result<()> {
         protection: protection.into(),
     };
     let info = match remote.ask(&Request::VolumeCreate { volume })? {
-        Reply::Created(info) => *info,
+        Reply::Created(info) if info.name == name => *info,
         other => return Err(unexpected(&other)),
     };
     print_lines(&created_text(&info));
