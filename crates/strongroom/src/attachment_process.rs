@@ -19,7 +19,10 @@ use strongroom_metrics::MetricsAddress;
 use crate::access::AccessArgs;
 use crate::attachments::{AttachmentPlace, Health, Registration};
 use crate::memory;
-use crate::metrics::{self, attachment::AttachmentSource};
+use crate::metrics::{
+    self,
+    attachment::{AttachmentSource, ClientCounter},
+};
 use crate::sd_notify;
 use crate::signals::{ForceSignal, StopSignals, Waited};
 use crate::stable_name::{self, StableName};
@@ -94,7 +97,7 @@ impl VolumeUse<'_> {
     /// Gives what programs see its stable name.
     ///
     /// # Errors
-    /// A name that was chosen is not to be had. One that was not is done without.
+    /// The chosen name is not available. A missing default name is no error.
     fn give_name(&self, front_end: &impl FrontEnd, registration: &mut Registration) -> Result<()> {
         let Some(device) = front_end.device() else { return Ok(()) };
         if let (Err(error), None) = (stable_name::may_make(), self.name) {
@@ -119,11 +122,15 @@ pub(crate) trait FrontEnd: Sized {
     fn place(&self) -> AttachmentPlace;
     /// The block device or file that a stable name leads to; `None` if it has no such thing.
     fn device(&self) -> Option<PathBuf>;
+    /// Counts the clients that are connected; `None` if it has none.
+    fn client_counter(&self) -> Option<ClientCounter> {
+        None
+    }
     /// Becomes readable when it has ended by itself, or from outside.
     fn ended_fd(&self) -> BorrowedFd<'_>;
     /// What to do when the device has grown, in a thread of its own.
     fn growth_follower(&self) -> impl Fn() + Send + 'static;
-    /// The volume is somebody else's now: what is cached of it may be out of date, and what is not written back never will be.
+    /// Another initiator has the volume now: caches may be stale, and what is not written back never will be.
     fn drop_caches(&mut self, why: &str);
     /// Ends it and makes everything durable, unless something still uses it.
     fn finish(self) -> Result<(), NotEnded<Self>>;
@@ -170,7 +177,7 @@ impl ServingArgs {
         options.readahead = self.fetches_ahead(volume);
         options.lease = self.writer.options(&volume.purpose);
         if options.lease.reservation_key.is_some() && self.is_read_only(volume.url) {
-            bail!("only who writes is registered by a key: leave out --reservation-key");
+            bail!("a read-only attachment has no key: leave out --reservation-key");
         }
         let counters = options.counters.clone();
         let device = self.access.attach_for_use(options, self.writer.way_out())?;
@@ -181,9 +188,13 @@ impl ServingArgs {
             // Ends the session, and with it the lease: the next attachment would wait for that.
             let _ = device.detach();
         };
+        let clients = source.clients();
         let collected = metrics::start(self.metrics.as_ref(), move || source.exposition()).inspect_err(detach)?;
         let forced = end_when_forced(force, &device)?;
         let front_end = start(device.clone()).inspect_err(detach)?;
+        if let Some(counter) = front_end.client_counter() {
+            let _ = clients.set(counter);
+        }
         let attached = Attached { front_end, device, read_only: self.read_only };
         if !volume.url.is_snapshot() {
             attached.follow_growth(if self.seal_growth { UnsealedGrowth::Seal } else { UnsealedGrowth::Report })?;
@@ -197,7 +208,7 @@ impl ServingArgs {
         let losses = ended.unwrap_or_else(|error| Some(format!("{error:#}")));
         if let Err(error) = registration.end(losses.clone()) {
             let lost = losses.as_deref().unwrap_or_default();
-            tracing::error!(lost, error = format!("{error:#}"), "what was lost is told here alone");
+            tracing::error!(lost, error = format!("{error:#}"), "losses are reported only here");
         }
         Ok(losses)
     }

@@ -154,8 +154,15 @@ impl NbdServer {
     }
 
     /// How many clients are connected.
-    pub fn connection_count(&self) -> usize {
+    #[cfg(test)]
+    fn connection_count(&self) -> usize {
         self.connections.count()
+    }
+
+    /// Counts the clients that are connected.
+    pub fn client_counter(&self) -> impl Fn() -> usize + Send + Sync + 'static + use<> {
+        let connections = Arc::clone(&self.connections);
+        move || connections.count()
     }
 
     /// Accepts no more clients, answers what they have asked for, ends their connections, and makes everything written durable. Clients that

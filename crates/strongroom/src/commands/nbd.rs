@@ -15,6 +15,7 @@ use strongroom_initiator::{RemoteDevice, VolumeUrl};
 use super::detach::DATA_LOST;
 use crate::attachment_process::{FrontEnd, NotEnded, ServingArgs, VolumeUse};
 use crate::attachments::AttachmentPlace;
+use crate::metrics::attachment::ClientCounter;
 use crate::runtime_dir::RuntimeDir;
 
 /// Serve a volume to programs that speak NBD: qemu, libnbd, kernels.
@@ -118,6 +119,10 @@ impl FrontEnd for NbdFrontEnd {
     /// Its socket is for clients to find, not a device.
     fn device(&self) -> Option<PathBuf> {
         None
+    }
+
+    fn client_counter(&self) -> Option<ClientCounter> {
+        Some(Box::new(self.0.client_counter()))
     }
 
     fn ended_fd(&self) -> BorrowedFd<'_> {

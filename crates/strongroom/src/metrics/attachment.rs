@@ -1,6 +1,6 @@
 //! The metrics of an attachment: from the status of its device. Its volume is a label of one metric alone, since a process has one volume.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use strongroom_block::{CryptoBytes, CryptoCounters};
 use strongroom_initiator::{
@@ -15,6 +15,7 @@ strongroom_metrics::metrics! { #[cfg(test)] ALL:
     BUILD = gauge "strongroom_attachment_build_info" ["version"] "Always 1; the program's version is a label.";
     VOLUME = gauge "strongroom_attachment_info" ["volume", "transport"] "Always 1; the volume's name and what carries it are labels.";
     CONNECTED = gauge "strongroom_attachment_connected" [] "1 if there is a session with the target.";
+    CLIENTS = gauge "strongroom_attachment_clients" [] "Clients connected to an NBD server; absent elsewhere.";
     SESSIONS = counter "strongroom_attachment_sessions" [] "Sessions made with the target.";
     CONNECTIONS = gauge "strongroom_attachment_connections" [] "Connections of the session.";
     LATENCY = histogram "strongroom_attachment_request_seconds" ["operation"] "Time that a request was with the engine, reconnecting and resending included.";
@@ -63,12 +64,17 @@ strongroom_metrics::metrics! { #[cfg(test)] ALL:
     KEY_TROUBLE = gauge "strongroom_attachment_key_server_failed" [] "1 if the key server could last not be asked, or refused.";
 }
 
+/// Tells how many clients a front end has now.
+pub(crate) type ClientCounter = Box<dyn Fn() -> usize + Send + Sync>;
+
 /// What is measured of an attachment.
 pub(crate) struct AttachmentSource {
     device: Arc<RemoteDevice>,
     crypto: Arc<CryptoCounters>,
     volume: String,
     transport: &'static str,
+    /// Set once there is a front end that has clients.
+    clients: Arc<OnceLock<ClientCounter>>,
 }
 
 impl AttachmentSource {
@@ -79,7 +85,13 @@ impl AttachmentSource {
             Transport::Ecl => "ecl",
             Transport::EclTcp => "ecl+tcp",
         };
-        AttachmentSource { device: Arc::clone(device), crypto, volume: url.file_name().to_owned(), transport }
+        let (device, volume) = (Arc::clone(device), url.file_name().to_owned());
+        AttachmentSource { device, crypto, volume, transport, clients: Arc::default() }
+    }
+
+    /// Where a front end that has clients says how they are counted.
+    pub(crate) fn clients(&self) -> Arc<OnceLock<ClientCounter>> {
+        Arc::clone(&self.clients)
     }
 
     /// Its metrics at this moment.
@@ -88,6 +100,9 @@ impl AttachmentSource {
         let (out, device) = (&mut exposition, &self.device);
         out.add(&BUILD, &[env!("CARGO_PKG_VERSION")], 1_u64);
         out.add(&VOLUME, &[&self.volume, self.transport], 1_u64);
+        if let Some(count) = self.clients.get() {
+            out.add(&CLIENTS, &[], count() as u64);
+        }
         add_status(out, &device.status());
         add_requests(out, &device.requests());
         add_losses(out, &device.losses());
