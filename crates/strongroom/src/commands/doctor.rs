@@ -40,7 +40,12 @@ struct Report<'a> {
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let host = Host::this_machine();
     let mut findings = host.findings();
-    let volumes = crate::config::read(&args.config).ok().map(|config| config.root);
+    let configuration = args.config.exists().then(|| crate::config::read(&args.config));
+    if let Some(Err(error)) = &configuration {
+        let advice = format!("correct it, and look with: strongroom serve --config {} --check", args.config.display());
+        findings.push(Finding::attention("settings", format!("{error:#}"), advice));
+    }
+    let volumes = configuration.and_then(Result::ok).map(|config| config.root);
     findings.extend(host.permissions(&args.config, volumes.as_deref()));
     let ok = findings.iter().all(|finding| finding.state != FindingState::Attention);
     if args.json {

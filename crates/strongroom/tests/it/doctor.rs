@@ -40,4 +40,8 @@ fn the_machine_is_looked_at_and_secrets_that_others_can_read_are_named() {
     let table = run(&["doctor", "--config", &config]);
     assert_eq!(table.status, Some(1));
     assert!(table.stdout.contains("!!") && table.stdout.contains(&advice), "{}", table.stdout);
+
+    fs::write(&config, "root = \"/srv\"\nno_such_setting = 1\n").unwrap();
+    let (found, advice) = state(&checked(), "settings");
+    assert!(found == "attention" && advice.contains("serve --config") && advice.contains("--check"), "{advice}");
 }

@@ -51,7 +51,7 @@ impl Finding {
         Finding { check, state: FindingState::Unknown, found: found.into(), advice: None }
     }
 
-    fn attention(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+    pub(super) fn attention(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
         Finding { check, state: FindingState::Attention, found: found.into(), advice: Some(advice.into()) }
     }
 }
@@ -73,8 +73,8 @@ impl Host {
     /// All checks that need no configuration.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let mut findings =
-            vec![self.io_uring(), self.fuse(), self.udp_offload(), self.open_files(), self.locked_memory()];
-        findings.extend([self.congestion_control(), self.mtu(), self.clock(), self.swap()]);
+            vec![self.io_uring(), self.fuse(), self.loop_devices(), self.udp_offload(), self.open_files()];
+        findings.extend([self.locked_memory(), self.congestion_control(), self.mtu(), self.clock(), self.swap()]);
         findings
     }
 
@@ -99,6 +99,18 @@ impl Host {
                 check,
                 "no /dev/fuse",
                 "modprobe fuse, and install fuse3: `strongroom attach` needs it (a target does not)",
+            ),
+        }
+    }
+
+    fn loop_devices(&self) -> Finding {
+        let check = "loop devices";
+        match self.root.join("dev/loop-control").exists() {
+            true => Finding::ok(check, "/dev/loop-control"),
+            false => Finding::attention(
+                check,
+                "no /dev/loop-control",
+                "modprobe loop: `strongroom attach --mount` needs it (a target does not)",
             ),
         }
     }
@@ -320,6 +332,7 @@ mod tests {
         let (_directory, host) = host(&[
             ("proc/sys/kernel/io_uring_disabled", "0\n"),
             ("dev/fuse", ""),
+            ("dev/loop-control", ""),
             ("proc/sys/kernel/osrelease", "6.12.5-amd64\n"),
             ("proc/self/limits", LIMITS),
             ("proc/self/status", "CapEff:\t000001ffffffffff\n"),
@@ -352,9 +365,8 @@ mod tests {
         let findings = host.findings();
         let states: Vec<&str> =
             findings.iter().filter(|one| one.state == FindingState::Attention).map(|one| one.check).collect();
-        let expected =
-            ["io_uring", "FUSE", "UDP GSO and GRO", "open files", "locked memory", "congestion control", "MTU", "swap"];
-        assert_eq!(states, expected);
+        let of_the_kernel = ["io_uring", "FUSE", "loop devices", "UDP GSO and GRO", "open files", "locked memory"];
+        assert_eq!(states, [&of_the_kernel[..], &["congestion control", "MTU", "swap"]].concat());
         assert!(findings.iter().all(|one| one.advice.is_some() == (one.state == FindingState::Attention)));
     }
 
