@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The Debian package in a machine of its own: Debian with systemd as init, in QEMU without KVM. Installs the package, configures a target and an
-# attachment as docs/installing.md says, reboots, upgrades while a volume is attached and written to, removes, purges. The guest's part is
-# scripts/package/guest.sh. Run by `make test-package`, as root.
+# The Debian package in a machine of its own: Debian with systemd as init, in QEMU without KVM. Follows docs/installing.md literally: installs the package,
+# configures a target, an attachment and a key server, reboots, upgrades while a volume is attached and written to, removes, purges. The guest's
+# part is scripts/package/guest.sh. Run by `make test-package`, as root.
 #
 #   scripts/test-package.sh [PACKAGE]
 set -euo pipefail
@@ -60,8 +60,12 @@ disk() {
   echo "/dev/vda / ext4 defaults 0 1" > "$root/etc/fstab"
   echo storage > "$root/etc/hostname"
   echo "127.0.0.1 localhost storage" > "$root/etc/hosts"
-  cp "$PACKAGE" "$root/root/strongroom.deb"
-  newer "$root/root/strongroom-newer.deb"
+  # Where the document has it. The newer one takes its place there.
+  mkdir -p "$root/root/target/debian" "$root/root/newer"
+  cp "$PACKAGE" "$root/root/target/debian/"
+  newer "$root/root/newer/strongroom_newer.deb"
+  cp "$HERE/../docs/installing.md" "$root/root/"
+  install -m 755 "$CSI_TEST" "$root/root/csi-test"
   install -m 755 "$HERE/package/guest.sh" "$root/root/guest.sh"
   cat > "$root/etc/systemd/system/package-test.service" <<'UNIT'
 [Unit]
@@ -84,6 +88,10 @@ UNIT
   rm -rf "$root"
 }
 
+# Our own test of the CSI driver, as a program.
+CSI_TEST=$(cd "$HERE/.." && cargo test --locked --quiet --package strongroom-csi --test it --no-run --message-format=json |
+  sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+[ -x "$CSI_TEST" ] || fail "the test of the CSI driver was not built"
 base
 disk
 : > "$WORK/console.log"

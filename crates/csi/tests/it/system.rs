@@ -1,5 +1,6 @@
 //! Proves the driver with everything real: a target, a controller and two nodes as processes, attachments, loop devices, ext4 and XFS. Run by
-//! `make test-csi`, which says in STRONGROOM_PROGRAM what is tested; as root. Elsewhere these tests pass over themselves.
+//! `make test-csi`, which says in STRONGROOM_PROGRAM what is tested; as root. Elsewhere these tests are skipped. `make test-package` runs one of them
+//! in a virtual machine, with STRONGROOM_HOST_PROGRAM: attachments are services of its systemd there, as on a node of Kubernetes.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -130,7 +131,9 @@ impl Cluster {
             &["--node-id", name, "--state-dir", &state],
         ]
         .concat();
-        self.spawn(name, &arguments);
+        let host_program = std::env::var("STRONGROOM_HOST_PROGRAM").ok().filter(|_| services == "node");
+        let on_the_host = host_program.as_deref().map_or(Vec::new(), |program| vec!["--host-program", program]);
+        self.spawn(name, &[arguments, on_the_host].concat());
         let (socket, until) = (self.path(&format!("{name}.sock")), Instant::now() + PATIENCE);
         while std::os::unix::net::UnixStream::connect(&socket).is_err() {
             assert!(Instant::now() < until, "{}", self.log(name));
