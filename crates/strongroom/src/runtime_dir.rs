@@ -106,8 +106,9 @@ impl RuntimeDir {
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> Result<()> {
         let new = format!("{name}.new");
         let written = self.create(&new)?.write_all(content);
-        written
-            .and_then(|()| renameat(&self.dir, &new, &self.dir, name).map_err(io::Error::from))
+        let renamed = written.and_then(|()| renameat(&self.dir, &new, &self.dir, name).map_err(io::Error::from));
+        renamed
+            .inspect_err(|_| self.remove(&new))
             .with_context(|| format!("cannot write {}", self.path_of(name).display()))
     }
 

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::symlink;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use crate::stage::{CommandOutput, World, can_mount, eventually, has, run, strongroom, unshare};
 use rustix::process::{Pid, Signal, kill_process};
@@ -88,7 +88,8 @@ impl SmallRun {
         fs::remove_file(self.path("/run/strongroom/others")).unwrap();
     }
 
-    fn run(&self, inside: &Command) -> CommandOutput {
+    /// A command in the namespace, not yet run.
+    fn command(&self, inside: &Command) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.0.id())).arg(inside.get_program()).args(inside.get_args());
         for (name, value) in inside.get_envs() {
@@ -97,11 +98,37 @@ impl SmallRun {
                 None => command.env_remove(name),
             };
         }
-        CommandOutput::new(command.stdin(Stdio::null()).output().unwrap())
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, inside: &Command) -> CommandOutput {
+        CommandOutput::new(self.command(inside).output().unwrap())
     }
 }
 
 impl Drop for SmallRun {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A command in the background; killed when dropped.
+struct Background(Child);
+
+impl Background {
+    fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        eventually("it ends", || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+impl Drop for Background {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -265,4 +292,42 @@ fn a_full_run_time_directory_is_told_and_loses_nothing() {
     attach(&[]).ok();
     assert_eq!(fs::read(small.path(&format!("{mounted}/file"))).unwrap(), b"kept");
     detach().ok();
+}
+
+/// The same of an NBD server, which has no log of its own.
+#[test]
+fn an_nbd_server_tells_of_a_full_run_time_directory_and_loses_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let (world, _target) = World::sealed("vault", "64MiB");
+    let small = SmallRun::new();
+    let (socket, log, url) = (world.text("vault.sock"), world.path("nbd.log"), world.url("vault"));
+    let serve = world.alice_command(&["nbd", "serve", &url, "--socket", &socket]);
+    let start = || {
+        let mut command = small.command(&serve);
+        Background(command.stdout(Stdio::null()).stderr(File::create(&log).unwrap()).spawn().unwrap())
+    };
+    let list = || small.run(&strongroom(&["attach", "list"])).ok();
+    // No room for what `detach` finds it by.
+    small.fill(0);
+    let status = start().wait();
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(!status.success(), "{said}");
+    for part in ["cannot write", "No space left", SmallRun::AT] {
+        assert!(said.contains(part), "'{part}' is missing in: {said}");
+    }
+    assert!(!fs::exists(&socket).unwrap(), "its socket is gone");
+    small.empty();
+    assert_eq!(list(), "");
+    // The volume is free at once.
+    fs::write(world.path("image"), crate::stage::noise(5, 1 << 20)).unwrap();
+    world.alice(&["copy", &world.text("image"), &url, "--allow-smaller", "--wait", "0", "--quiet"]).ok();
+    // One that serves goes on, and can be detached.
+    let mut server = start();
+    eventually("it serves", || list().contains(&socket));
+    small.fill(0);
+    small.run(&strongroom(&["detach", &socket])).ok();
+    assert!(server.wait().success(), "{}", fs::read_to_string(&log).unwrap());
+    assert_eq!(list(), "");
 }

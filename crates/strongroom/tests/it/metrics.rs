@@ -8,12 +8,13 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use exposition::Samples;
 
 use crate::keyserver::KeySite;
-use crate::stage::{Transport, World, can_mount, eventually, free_port, noise, over_both, run};
+use crate::stage::{Transport, World, can_mount, eventually, free_port, has, noise, over_both, run};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -153,7 +154,7 @@ fn an_attachment_is_scraped(transport: Transport) {
     if !can_mount() {
         return;
     }
-    let (world, _server) = World::sealed_over(transport, "vault", "16MiB");
+    let (world, server) = World::sealed_over(transport, "vault", "16MiB");
     let (port, directory) = (free_port(), world.text("attached"));
     let address = format!("127.0.0.1:{port}");
     world.alice(&["attach", &world.url("vault"), "--to", &directory, "--metrics", &address]).ok();
@@ -176,8 +177,53 @@ fn an_attachment_is_scraped(transport: Transport) {
     let window = samples.value("strongroom_attachment_ecl_window_bytes", &[]);
     assert_eq!(window.is_some(), transport == Transport::Ecl);
     assert!(!samples.text().contains("alice"));
+    // Without its target it answers all the same, and has forgotten nothing.
+    server.stop();
+    let samples = scrape_until("the session is lost", port, |samples| {
+        samples.value("strongroom_attachment_connected", &[]) == Some(0.0)
+    });
+    assert_eq!(samples.value("strongroom_attachment_info", &[("transport", name), ("volume", "vault")]), Some(1.0));
+    assert!(samples.value("strongroom_attachment_written_bytes_total", &[]) >= Some(f64::from(1 << 20)));
+    let _server = world.serve();
+    scrape_until("there is a session again", port, |samples| {
+        samples.value("strongroom_attachment_connected", &[]) == Some(1.0)
+            && samples.value("strongroom_attachment_sessions_total", &[]) >= Some(2.0)
+    });
     run(&["detach", &directory]).ok();
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "it has ended");
+}
+
+#[test]
+fn an_nbd_server_is_scraped() {
+    if !has("nbdcopy") {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "16MiB");
+    let (port, socket) = (free_port(), world.text("vault.sock"));
+    let address = format!("127.0.0.1:{port}");
+    let arguments = ["nbd", "serve", &world.url("vault"), "--socket", &socket, "--metrics", &address];
+    let mut serving = world.alice_command(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    eventually("the NBD server listens", || Path::new(&socket).exists());
+    scrape_until("nobody is connected", port, |samples| {
+        samples.value("strongroom_attachment_clients", &[]) == Some(0.0)
+    });
+    let client = UnixStream::connect(&socket).unwrap();
+    scrape_until("a client is connected", port, |samples| {
+        samples.value("strongroom_attachment_clients", &[]) == Some(1.0)
+    });
+    drop(client);
+    fs::write(world.path("image"), noise(3, 16 << 20)).unwrap();
+    let uri = format!("nbd+unix:///vault?socket={socket}");
+    let copied = Command::new("nbdcopy").args(["--flush", &world.text("image"), &uri]).status().unwrap();
+    assert!(copied.success());
+    let samples = scrape_until("its writes were counted", port, |samples| {
+        samples.value("strongroom_attachment_written_bytes_total", &[]) >= Some(f64::from(16 << 20))
+    });
+    assert!(samples.value("strongroom_attachment_request_seconds_count", &[("operation", "flush")]) > Some(0.0));
+    samples.check_with_promtool();
+    run(&["detach", &socket]).ok();
+    assert!(serving.wait().unwrap().success());
+    server.stop();
 }
 
 #[test]

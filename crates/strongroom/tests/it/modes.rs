@@ -6,9 +6,10 @@ mod private_paths;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::Stdio;
 
 use crate::keyserver::KeySite;
-use crate::stage::{World, can_mount, eventually, has, noise, run};
+use crate::stage::{Machine, World, can_mount, eventually, has, noise, on_target, run};
 
 /// What this test itself writes: configurations, logs of processes, what is copied in.
 const OWN: &[&str] = &["serve.log", "in", "kept"];
@@ -147,6 +148,45 @@ fn the_demo_is_private(transport: &str) {
 
 fn server_log(world: &World) -> String {
     fs::read_to_string(world.path("serve.log")).unwrap()
+}
+
+#[test]
+fn nobody_else_can_reach_what_pairing_and_an_nbd_server_make() {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let world = World::new();
+    fs::remove_dir(world.path("volumes")).unwrap();
+    run(&["serve", "--init", "--check", "--config", &world.text("first/strongroom.toml")]).ok();
+    world.create(&["vault", "--size", "16MiB"]).ok();
+    let server = world.serve();
+    let (bob, carol) = (Machine { world: &world, home: "bob" }, Machine { world: &world, home: "carol" });
+    for (machine, name) in [(&bob, "bob"), (&carol, "carol")] {
+        let token = on_target(&world, &["invite", name, "--volume", "vault"]).ok();
+        machine.run_with(&["join"], &token).ok();
+    }
+    on_target(&world, &["peer", "deny", "carol", "--volume", "vault"]).ok();
+    let (url, key) = (world.url("vault"), world.text("bob.key"));
+    bob.run(&["volume", "format", &url, "--new-key", &key, "--yes"]).ok();
+    let shared = bob.run(&["key", "share", &key, "--to", &carol.public_key()]).ok();
+    let receive = ["key", "receive", "--out", &world.text("received/vault.key"), "--from", &bob.public_key()];
+    carol.run_with(&receive, &shared).ok();
+    let socket = world.text("vault.sock");
+    let mut serving = bob.command(&["nbd", "serve", &url, "--key-file", &key, "--socket", &socket]);
+    let mut serving = serving.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    eventually("the NBD server listens", || Path::new(&socket).exists());
+    let made = assert_private(world.path(".").as_path());
+    serving.kill().unwrap();
+    serving.wait().unwrap();
+    server.stop();
+    for part in [
+        "first/identity",
+        "bob/strongroom/identity",
+        "bob/strongroom/known_targets",
+        "received/vault.key",
+        "vault.sock",
+    ] {
+        assert!(made.iter().any(|path| path == part), "{part} is not among {made:?}");
+    }
+    assert!(made.iter().any(|path| path.ends_with(".peers.toml")), "{made:?}");
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use std::fs;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::keyserver::KeySite;
 use crate::stage::{CommandOutput, World, noise, run, strongroom};
 
 /// The result of a command that was given `--json`, and its lines of progress for `operation` in `unit`, of which there is one at least.
@@ -23,6 +24,12 @@ fn told(said: CommandOutput, operation: &str, unit: &str) -> Value {
         assert!(first.get(key).is_some_and(|value| value.is_null() || value.is_number()), "{first}");
     }
     serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("the result is not JSON: {}", said.stdout))
+}
+
+/// The word behind this one, in what a command advises.
+fn word_after<'a>(said: &'a str, word: &str) -> &'a str {
+    let mut words = said.split_ascii_whitespace().skip_while(|other| *other != word);
+    words.nth(1).unwrap_or_else(|| panic!("nothing follows {word} in: {said}"))
 }
 
 #[test]
@@ -71,5 +78,70 @@ fn a_volume_that_is_not_whole_is_told_as_json_and_fails() {
     let result: Value = serde_json::from_str(&said.stdout).unwrap();
     assert_eq!(result["bad_blocks"].as_array().map(Vec::len), Some(4096));
     said.failed(&["volume recover"]);
+    server.stop();
+}
+
+/// To another custody, and to the newest epoch. On the target's machine nothing takes long: the initiator moves the contents.
+#[test]
+fn both_kinds_of_reseal_tell_their_progress_and_result_as_json() {
+    let (world, server) = World::sealed("vault", "4MiB");
+    let keys = KeySite::new();
+    keys.configure_with("lease_s = 2", "");
+    let key_server = keys.start();
+    let (url, config, state) = (world.url("vault"), world.text("strongroom.toml"), world.text("state"));
+    fs::write(world.path("image"), noise(5, 4 << 20)).unwrap();
+    world.alice(&["copy", &world.text("image"), &url, "--quiet"]).ok();
+
+    let prepare = ["volume", "reseal", "vault", "--to", "keyserver", "--peer", "alice", "--config", &config];
+    let prepared = run(&prepare).ok();
+    let (domain, id) = (word_after(&prepared, "--domain"), word_after(&prepared, "--id"));
+    keys.key("admin", &["create", "vault", "--domain", domain, "--id", id]).ok();
+    let alice = world.public_key("alice");
+    keys.key("admin", &["grant", "vault", &alice, "--rights", "open,seal,administer"]).ok();
+    let (at, server_key) = (format!("127.0.0.1:{}", keys.port), keys.public_key("server"));
+    let to = format!("keyserver={at}");
+    let moving = ["volume", "reseal", &url, "--to", &to, "--state", &state, "--key-server-key", &server_key, "--json"];
+    let moved = world.alice(&moving);
+    assert!(moved.stderr.contains(r#""operation":"verifying""#), "{}", moved.stderr);
+    assert_eq!(told(moved, "copying", "bytes")["custody"], "keyserver");
+
+    keys.key("admin", &["rotate", "vault"]).ok();
+    let resealing = ["volume", "reseal", &url, "--key-server", &at, "--key-server-key", &server_key, "--json"];
+    let resealed = told(world.alice_without_key(&resealing), "resealing", "blocks");
+    assert_eq!(resealed, json!({ "epoch": 2, "resealed": 1024, "destroyed_epochs": [1] }));
+    key_server.stop();
+    server.stop();
+}
+
+#[test]
+fn a_snapshot_that_is_sent_to_another_target_is_told_as_json() {
+    let (origin, there) = (World::new(), World::new());
+    origin.create(&["data", "--size", "4MiB", "--plain"]).ok();
+    let server = origin.serve();
+    fs::write(origin.path("image"), noise(4, 4 << 20)).unwrap();
+    origin.alice_without_key(&["copy", &origin.text("image"), &origin.plain_url("data"), "--quiet"]).ok();
+    let config = origin.text("strongroom.toml");
+    run(&["volume", "snapshot", "create", "data@now", "--config", &config]).ok();
+    let alice = origin.public_key("alice");
+    there.write_config(&format!(
+        "[[peer]]\nname = \"origin\"\nkey = \"{alice}\"\ninitiators = [\"*\"]\nvolumes = [\"*\"]\n\
+         receive = [\"data\"]\n"
+    ));
+    there.create(&["data", "--size", "4MiB", "--plain"]).ok();
+    let receiver = there.serve();
+    let send = || {
+        let mut command = strongroom(&["volume", "send", "data@now", "--to", &there.url("data"), "--json"]);
+        command
+            .args(["--config", &config, "--identity", &origin.text("alice.identity")])
+            .args(["--target-key", &there.public_key("target"), "--connect-timeout", "60s"])
+            .env("XDG_CONFIG_HOME", origin.path("config"));
+        origin.finish(command)
+    };
+    let sent = told(send(), "sending", "bytes");
+    assert_eq!((&sent["volume"], &sent["snapshot"]), (&"data".into(), &"now".into()), "{sent}");
+    assert!(sent["sent_bytes"].as_u64() > Some(4 << 20), "{sent}");
+    let again: Value = serde_json::from_str(&send().ok()).unwrap();
+    assert_eq!(again["sent_bytes"], 0, "it is there already: {again}");
+    receiver.stop();
     server.stop();
 }

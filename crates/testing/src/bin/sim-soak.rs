@@ -1,9 +1,10 @@
 //! Simulates the store and the whole system from one seed after the other until it is stopped, or until a seed fails, which it prints.
 //!
-//! `sim-soak [FIRST-SEED]`; without one it begins where chance has it. `sim-soak FIRST-SEED COUNT [PROFILE [TRANSPORT]]` runs that many seeds of
-//! the whole system under one profile (`Everything`) over one transport (`Iscsi`, `Ecl`; without one each seed has its own), and prints those
-//! that failed.
+//! `sim-soak [FIRST-SEED]` runs all simulations; the default seed is drawn from the clock. `sim-soak FIRST-SEED COUNT [PROFILE [TRANSPORT]]` runs
+//! that many seeds of the whole system under one profile (`Everything`) over one transport (`Iscsi`, `Ecl`; by default each seed chooses its
+//! own), and prints those that failed.
 
+use std::process::exit;
 use std::sync::Mutex;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,9 +20,9 @@ const SEEDS_PER_LINE: u64 = 500;
 fn main() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut first = arguments.first().map_or(now, |text| text.parse().expect("a seed is a number"));
+    let mut first = arguments.first().map_or(now, |text| number(text));
     if let [_, count, which @ ..] = arguments.as_slice() {
-        return simulate_profile(first, count.parse().expect("a count is a number"), which);
+        return simulate_profile(first, number(count), which);
     }
     let seen = Mutex::new(Seen::default());
     let seen_system = Mutex::new(system::Seen::default());
@@ -45,7 +46,9 @@ fn main() {
         let failed = failing(&seeds, |seed| {
             // Everything every time, and another profile that has more of one kind of trouble.
             let other = system::Profile::ALL[seed as usize % system::Profile::ALL.len()];
-            for profile in [system::Profile::Everything, other] {
+            // A large volume takes as long as many small ones.
+            let large = seed.is_multiple_of(100).then_some(system::Profile::Large);
+            for profile in [system::Profile::Everything, other].into_iter().chain(large) {
                 let transport = system::Transport::of_seed(seed);
                 let one = system::simulate(seed, profile, transport, system::Planted::default());
                 seen_system.lock().expect("nobody panics while holding it").merge(one);
@@ -61,16 +64,28 @@ fn main() {
     }
 }
 
+/// An argument that must be a number. Explains the usage and exits if it is not.
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or_else(|_| usage(&format!("'{text}' is not a number")))
+}
+
+/// The argument's value, by its name in the source.
+fn named<T: std::fmt::Debug>(name: &str, what: &str, all: impl IntoIterator<Item = T>) -> T {
+    let all: Vec<T> = all.into_iter().collect();
+    let choices = format!("'{name}' is not a {what}; choose from {all:?}");
+    all.into_iter().find(|one| format!("{one:?}") == name).unwrap_or_else(|| usage(&choices))
+}
+
+fn usage(problem: &str) -> ! {
+    eprintln!("sim-soak: {problem}\nusage: sim-soak [FIRST-SEED [COUNT [PROFILE [TRANSPORT]]]]");
+    exit(2);
+}
+
 /// Runs some seeds of the whole system under one profile, over one transport.
 fn simulate_profile(first: u64, count: u64, which: &[String]) {
-    let profile = which.first().map_or("Everything", String::as_str);
-    let mut profiles = system::Profile::ALL.into_iter().chain([system::Profile::Large]);
-    let profile = profiles.find(|one| format!("{one:?}") == profile).expect("a profile's name");
-    let named = |name: &String| {
-        let mut transports = system::Transport::ALL.into_iter();
-        transports.find(|one| format!("{one:?}") == *name).expect("a transport's name")
-    };
-    let transport = which.get(1).map(named);
+    let profiles = system::Profile::ALL.into_iter().chain([system::Profile::Large]);
+    let profile = named(which.first().map_or("Everything", String::as_str), "profile", profiles);
+    let transport = which.get(1).map(|name| named(name, "transport", system::Transport::ALL));
     let seen = Mutex::new(system::Seen::default());
     let seeds: Vec<u64> = (first..first + count).collect();
     let failed = failing(&seeds, |seed| {
@@ -85,6 +100,6 @@ fn simulate_profile(first: u64, count: u64, which: &[String]) {
 fn stop_at_failures(failed: &[u64], test: &str) {
     if let Some(seed) = failed.first() {
         eprintln!("failed: {failed:?}. Again: STRONGROOM_SEED={seed} cargo test -p strongroom-testing --test {test}");
-        std::process::exit(1);
+        exit(1);
     }
 }

@@ -1,6 +1,7 @@
 //! Proves that `strongroom key` administers a key server, and that no secret shows on the way.
 
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 
 use super::KeySite;
@@ -122,6 +123,22 @@ fn roles_are_read_again_without_a_restart() {
     server.signal(rustix::process::Signal::HUP);
     eventually("what is wrong with it is said", || server.log().contains("nonsense"));
     site.key("alice", &["show", "hers"]).ok();
+    server.stop();
+}
+
+#[test]
+fn an_address_in_use_is_named_and_nothing_is_lost_by_it() {
+    let site = KeySite::new();
+    let config = site.text("keyserver.toml");
+    let taken = TcpListener::bind(("127.0.0.1", site.port)).unwrap();
+    let address = format!("cannot listen on 127.0.0.1:{}: ", site.port);
+    let said = run(&["keyserver", "--config", &config]);
+    assert!(!said.stdout.contains("key server on"), "{}", said.stdout);
+    said.failed(&[&address, "choose another address, or stop what listens there"]);
+    drop(taken);
+    // Neither the database nor its lock is in the way of the next start.
+    let server = site.start();
+    site.key("admin", &["create", "vault"]).ok();
     server.stop();
 }
 

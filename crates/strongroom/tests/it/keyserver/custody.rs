@@ -146,6 +146,44 @@ fn each_right_lets_do_what_it_says_and_nothing_else() {
     target.stop();
 }
 
+/// A target that serves one volume under another's name, to an initiator that may have the keys of both and has used neither: none is read or
+/// written as the other.
+#[test]
+fn attack_key_a_target_serves_another_volume_under_the_name() {
+    let (site, target, keys) = CustodySite::new("vault");
+    target.stop();
+    site.create("other", "aes-256-gcm").stop();
+    for volume in ["vault", "other"] {
+        site.grant("bob", volume, "open,seal");
+    }
+    let exchange = |from: &str, to: &str| {
+        fs::rename(site.world.path(&format!("volumes/{from}")), site.world.path(&format!("volumes/{to}"))).unwrap();
+    };
+    exchange("vault", "aside");
+    exchange("other", "vault");
+    exchange("aside", "other");
+    for (volume, instead) in [("vault", "other"), ("other", "vault")] {
+        let description = site.world.path(&format!("volumes/{volume}/volume.toml"));
+        let text = fs::read_to_string(&description).unwrap();
+        let renamed = text.replace(&format!("name = \"{instead}\""), &format!("name = \"{volume}\""));
+        assert_ne!(renamed, text);
+        fs::write(&description, renamed).unwrap();
+    }
+    let target = site.world.serve();
+    let (file, out) = (site.world.text("in"), site.world.text("out"));
+    fs::write(&file, noise(1, 8 << 20)).unwrap();
+    for (volume, instead) in [("vault", "other"), ("other", "vault")] {
+        let url = site.world.url(volume);
+        let says = format!("the keys that the key server calls '{instead}', not those of '{volume}'");
+        for (from, to) in [(&url, &out), (&file, &url)] {
+            let said = site.run("bob", &["copy", from, to, "--overwrite", "--quiet"]);
+            said.failed(&[&says, "do not trust this target"]);
+        }
+    }
+    keys.stop();
+    target.stop();
+}
+
 #[test]
 fn every_scheme_works_and_a_lost_server_is_named() {
     let (site, target, keys) = CustodySite::new("vault");

@@ -91,7 +91,7 @@ impl Samples {
         self.values.get(&(name.to_owned(), labels)).copied()
     }
 
-    /// Has Prometheus' own tool look at names and descriptions, if it is installed. It reads the older text format.
+    /// Has Prometheus' own tool look at names and descriptions. It reads the older text format.
     pub(crate) fn check_with_promtool(&self) {
         let older = |line: &str| {
             let counter = |name: &str| self.families.get(name).is_some_and(|kind| kind == "counter");
@@ -111,7 +111,7 @@ impl Samples {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let Ok(mut promtool) = started else { return eprintln!("passed over: promtool is not installed") };
+        let mut promtool = started.unwrap_or_else(|error| panic!("promtool: {error}; scripts/deps.sh installs it"));
         promtool.stdin.take().expect("it is piped").write_all(text.as_bytes()).unwrap();
         let output = promtool.wait_with_output().unwrap();
         let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
