@@ -7,7 +7,7 @@ use strongroom_target::admin::{LatencyBucket, LatencyReport, SessionReport, Stat
 
 /// Points of a line: with one every two seconds, three minutes.
 const POINTS_MAX: usize = 90;
-/// Latencies are those of so many points at most.
+/// Latencies cover at most this many points.
 const LATENCY_POINTS: usize = 15;
 
 /// Work per second.
@@ -77,7 +77,7 @@ impl History {
         Some(rates(&earlier, &of_session(session), seconds))
     }
 
-    /// Of operations lately: each kind that there was, and those that there were before with a count of 0.
+    /// Recent latencies by kind of operation; kinds that only occurred earlier have a count of 0.
     pub(crate) fn latencies(&self) -> Vec<Latency> {
         let (Some(from), Some(to)) = (self.latencies.front(), self.latencies.back()) else { return Vec::new() };
         to.iter().map(|report| latency(from.iter().find(|other| other.operation == report.operation), report)).collect()

@@ -151,7 +151,7 @@ async fn log_out(State(state): State<Arc<ConsoleState>>, Extension(user): Extens
     not_logged_in().await
 }
 
-/// Lets in who has the cookie of a session, and forms only with what that session's pages have in theirs.
+/// Admits requests with a session's cookie, and forms only with that session's form token.
 async fn who_is_logged_in(State(state): State<Arc<ConsoleState>>, mut request: Request, next: Next) -> Response {
     // A page that refreshes itself is no sign of a person.
     let is_use = !request.headers().contains_key("x-console-refresh");

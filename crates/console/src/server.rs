@@ -19,7 +19,7 @@ use crate::routes::{self, ConsoleState};
 
 /// Connections at a time: browsers use up to six.
 const CONNECTIONS_MAX: usize = 32;
-/// For the head of a request, from its first wanted moment.
+/// For the head of a request, from when it is awaited.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 /// From a connection's beginning to its end, however slow the browser is. A browser makes a new one by itself.
 const CONNECTION_LIFE: Duration = Duration::from_secs(120);

@@ -26,7 +26,7 @@ const LISTING_FRESH_FOR: Duration = Duration::from_secs(5);
 const DESCRIPTION_FRESH_FOR: Duration = Duration::from_secs(10);
 /// Descriptions that are kept.
 const DESCRIPTIONS_MAX: usize = 16;
-/// After the last page was looked at, the target is asked for so long.
+/// How long the target is still asked after a page was last viewed.
 const WATCHED_FOR: Duration = Duration::from_secs(20);
 
 /// Why the target did not answer as hoped.
@@ -187,7 +187,7 @@ impl Target {
     }
 }
 
-/// To anything that was answered by something else.
+/// The error for a reply of the wrong kind.
 pub(crate) fn other_answer() -> TargetProblem {
     TargetProblem::Broken(
         "The target answered something else than was asked. It is of another version; restart it.".to_owned(),

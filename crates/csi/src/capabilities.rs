@@ -77,7 +77,7 @@ impl VolumeUse {
             }
             Mode::MultiNodeSingleWriter => {
                 return Err(Status::invalid_argument(
-                    "one writer and readers on other nodes is not to be had: readers would see blocks of different times",
+                    "a writer with readers on other nodes is not supported (stale reads): use ReadOnlyMany",
                 ));
             }
             Mode::Unknown => return Err(missing("access mode that this driver knows")),

@@ -94,7 +94,7 @@ impl ControllerService {
     }
 }
 
-/// What `DeleteVolume` and others that succeed on what there is not are asked for: a name, if it can be one.
+/// The name in a request that succeeds if there is no such thing; `None` if the id cannot be a name.
 fn possible(id: &str, what: &str) -> Result<Option<VolumeName>, Status> {
     if id.is_empty() {
         return Err(Status::invalid_argument(format!("name the {what}: its id is empty")));

@@ -1,6 +1,6 @@
 //! The Node service: attaches volumes to this node, mounts them, and shows them to pods.
 //!
-//! Nothing is remembered here: what is attached, `strongroom attach list` says, and what is mounted, the kernel. An attachment is a process of its
+//! It keeps no state: `strongroom attach list` says what is attached, and the kernel what is mounted. An attachment is a process of its
 //! own, which a restart of the driver does not end. Each part of the service is in a file of its own below.
 
 mod expand;

@@ -111,7 +111,7 @@ pub(crate) fn check_names(parameters: &HashMap<String, String>, known: &[&str]) 
     match parameters.keys().filter(|name| !is_known(name)).min() {
         None => Ok(()),
         Some(name) if known.is_empty() => {
-            Err(Status::invalid_argument(format!("there is no parameter {name:?}, nor any other")))
+            Err(Status::invalid_argument(format!("there is no parameter {name:?}; leave it out")))
         }
         Some(name) => {
             Err(Status::invalid_argument(format!("there is no parameter {name:?}; there are {}", known.join(", "))))
@@ -121,7 +121,7 @@ pub(crate) fn check_names(parameters: &HashMap<String, String>, known: &[&str]) 
 
 fn number<N: std::str::FromStr>(parameters: &HashMap<String, String>, name: &str, usual: N) -> Result<N, Status> {
     parameters.get(name).map_or(Ok(usual), |text| {
-        text.parse().map_err(|_| Status::invalid_argument(format!("{name} is a number, and small enough")))
+        text.parse().map_err(|_| Status::invalid_argument(format!("{name} is no number or is too large")))
     })
 }
 

@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 
 use crate::error::{of_program, of_system};
 
-/// The exit status of a detach after which something is not at the target that programs had written.
+/// The exit status of a detach after which data that programs wrote is not at the target.
 const DATA_LOST: i32 = 3;
 /// Most of what a command says that is looked at, in bytes.
 const WORDS_BYTES_MAX: usize = 64 << 10;

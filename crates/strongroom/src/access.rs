@@ -432,7 +432,7 @@ impl ChapArgs {
             Some(file) => {
                 let secret = keys::read_chap_secret(file)?;
                 if secret == ourselves.secret {
-                    bail!("both CHAP secrets are the same, which would let each side play the other; make another");
+                    bail!("both CHAP secrets are the same, so each side could impersonate the other; change one");
                 }
                 Some(Credentials { name: self.chap_target_user.clone().unwrap_or_default(), secret })
             }

@@ -1,4 +1,4 @@
-//! The command line of Strongroom: reads what the person asked for, hands it to the room that does it, and prints what came of it.
+//! The command line of Strongroom: parses the arguments, calls the crate that does the work, and prints the result.
 //!
 //! `main.rs` is the product; [`run`] is all that it calls. `strongroom-lab` calls it too, for the targets and attachments that it
 //! measures, and takes options, units and drawing from here, so that both programs understand and show the same.

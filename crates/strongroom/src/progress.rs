@@ -48,7 +48,7 @@ impl ProgressUnit {
             (ProgressUnit::Bytes, false) => "{prefix} {spinner} {bytes}, {bytes_per_sec}  {msg}",
             (ProgressUnit::EstimatedBytes, _) => "{prefix} {bar:30} {percent:>3} %  {bytes} of {total_bytes}  {msg}",
             (ProgressUnit::Blocks, _) => {
-                "{prefix} {bar:30} {percent:>3} %  block {pos} of {len}, about {eta} left  {msg}"
+                "{prefix} {bar:30} {percent:>3} %  block {pos} of {len}, {per_sec}, about {eta} left  {msg}"
             }
             (ProgressUnit::Parts, _) => "{prefix} {bar:30} {percent:>3} %, about {eta} left  {msg}",
         }

@@ -4,7 +4,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
-/// Sends `state`, such as `READY=1`, to the socket that `NOTIFY_SOCKET` names; whether there is one. A failure is not worth failing for.
+/// Sends `state`, such as `READY=1`, to the socket that `NOTIFY_SOCKET` names; returns whether there is one. Failures are only logged.
 pub(crate) fn notify(state: &str) -> bool {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return false };
     let bytes = name.as_encoded_bytes();

@@ -14,9 +14,9 @@ use strongroom_initiator::{
 use crate::sd_notify;
 use crate::units::{parse_duration, show_duration};
 
-/// A holder that is away is looked for so often while it is waited for.
+/// How often to retry while waiting for a holder that is disconnected.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Longer than its lease said: clocks differ, and so does what passed on the way.
+/// Waited beyond the end of the lease: clocks differ, and messages take time.
 const SLACK: Duration = Duration::from_secs(3);
 
 /// One writer is the rule.
@@ -30,7 +30,7 @@ pub(crate) struct WriterArgs {
     #[arg(long)]
     take_over: bool,
     /// Register this node at the volume by this key, 1 to 16 hexadecimal digits, while it is attached, so that other nodes of a cluster can fence it
-    /// (`strongroom fence`). Each node needs a key of its own; from the first one on nobody writes who is not registered.
+    /// (`strongroom fence`). Each node needs a key of its own; once one is registered, unregistered nodes cannot write.
     #[arg(long, value_name = "KEY")]
     reservation_key: Option<ReservationKey>,
     /// How long to wait for an initiator that has the volume and is away [default: until its lease ends]; 0 does not wait.
@@ -49,7 +49,7 @@ impl WriterArgs {
         LeaseOptions { mode, take_over, duration, reservation_key, ..lease(mode, purpose) }
     }
 
-    /// What to do where the volume is not to be had.
+    /// What to do if another initiator has the volume.
     pub(crate) fn way_out(&self) -> WayOut {
         WayOut {
             wait: self.wait.unwrap_or(Duration::MAX),

@@ -37,7 +37,7 @@ impl Drop for SocketName {
     }
 }
 
-/// Listens at `path`, blocking. Whom `mode` lets write may connect: nobody else, not even for a moment.
+/// Listens at `path`, blocking. Only users whom `mode` lets write can connect, from the first moment.
 ///
 /// # Errors
 /// `AddrInUse` if another process answers there, `AlreadyExists` if something lies there that is no socket; else what the system says.

@@ -20,7 +20,7 @@ const NAVIGATION: [(Section, &str, &str); 4] = [
     (Section::Peers, "Peers", "/peers"),
 ];
 
-/// What a page needs of the one who looks at it.
+/// What a page needs to know of its viewer.
 pub(crate) struct Frame<'a> {
     /// What the paths of this console begin with.
     pub(crate) base: &'a str,

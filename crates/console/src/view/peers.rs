@@ -90,7 +90,7 @@ fn peer_table(frame: &Frame<'_>, peers: &[PeerReport]) -> Markup {
     };
     let rows: Vec<Vec<Markup>> = peers.iter().map(row).collect();
     html! {
-        @if rows.is_empty() { p { "No machine may come through a channel yet. Invite one below." } }
+        @if rows.is_empty() { p { "No machine is a peer yet. Invite one below." } }
         @else { (table("Peers of this target", &columns, &rows)) }
     }
 }

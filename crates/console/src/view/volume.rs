@@ -169,7 +169,7 @@ impl VolumeView<'_> {
                 html! { (names) ": " (progress("Resealed", used_bytes(other), used_bytes(one))) }
             }
             _ => {
-                html! { (names) ": under way, but nobody goes on with it now; " code { "strongroom volume reseal" } " does" }
+                html! { (names) ": not running now; continue it at an initiator with " code { "strongroom volume reseal" } }
             }
         }
     }

@@ -168,7 +168,7 @@ impl Creation {
     }
 }
 
-/// Refuses what is to be reached from where this target is not.
+/// Refuses a topology that does not include this target.
 fn check_topology(requirement: Option<&TopologyRequirement>, target_name: &str) -> Result<(), Status> {
     let Some(requirement) = requirement else { return Ok(()) };
     let here = |topology: &spec::Topology| topology.segments.get(TOPOLOGY_KEY).is_none_or(|name| name == target_name);
@@ -191,7 +191,7 @@ pub(super) fn delete(shared: &ControllerContext, volume: &VolumeName) -> Result<
         }
         delete_with_remains(shared, &mut target, info)?;
     }
-    // Also if it was deleted by a request before that did not get so far.
+    // Also if an earlier request deleted it but did not get this far.
     for source in volumes.iter().filter(|info| info.snapshots.contains(&of_clone)) {
         match target.operate(&source.name, Operation::SnapshotDelete { snapshot: of_clone.clone() }) {
             Err(status) if status.code() != Code::NotFound => return Err(status),

@@ -70,7 +70,7 @@ impl Publication {
     }
 }
 
-/// Ends the use of a volume by a node, or by all of them without one.
+/// Ends the use of a volume by a node, or by all nodes if none is named.
 pub(super) fn end(
     shared: &ControllerContext,
     volume: &VolumeName,

@@ -91,7 +91,7 @@ pub(crate) struct AttachArgs {
     #[arg(long, conflicts_with = "mount")]
     block_device: bool,
     /// The volume's name below /dev/strongroom, which leads to the loop device or else to the file [default: the name of the volume, if that
-    /// is free]. It is refused, and nothing attached, if it is not to be had.
+    /// is free]. If NAME is not available, nothing is attached.
     #[arg(long, value_name = "NAME", value_parser = stable_name::parse)]
     name: Option<String>,
     /// Let other users open the file, as its permissions allow.
@@ -161,7 +161,7 @@ fn serve(args: &AttachArgs) -> Result<()> {
     }
 }
 
-/// Before anything is attached. A name that was not chosen is done without, if need be.
+/// Checks `--name` before anything is attached. A default name that is taken is no error.
 fn check_name(args: &AttachArgs) -> Result<()> {
     let Some(name) = &args.name else { return Ok(()) };
     stable_name::may_make().context("--name")?;

@@ -245,7 +245,7 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<()> {
     let from = before.shape.size_bytes;
     if from < args.size {
         let once = if before.sealed.is_some() { ", once that is sealed" } else { "" };
-        println!("who has it attached sees the new part within seconds{once}");
+        println!("attachments see the new part within seconds{once}");
     }
     if before.sealed.is_some() && from < args.size {
         println!("next, from an initiator with its key: strongroom volume grow {url} --from {from}");
@@ -273,7 +273,7 @@ pub(crate) fn access(args: AccessArgs) -> Result<()> {
     if let Some(mut client) = Client::connect(&target.admin_socket()?)?
         && let Reply::Sessions(count @ 1..) = ask(&mut client, &Request::Refresh { volume: name.clone() })?
     {
-        println!("{} ended, or with other rights now", super::status::sessions(count));
+        println!("{} ended or have other rights now", super::status::sessions(count));
     }
     println!("who may use '{name}' is set; `strongroom volume show {name}` tells");
     Ok(())

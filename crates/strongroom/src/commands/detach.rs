@@ -14,7 +14,7 @@ use crate::attachments::{self, Attachment, AttachmentState, Detached};
 use crate::stable_name;
 use crate::units::{parse_duration, show_duration};
 
-/// The exit status of a detach after which something is not at the target that programs had written.
+/// The exit status of a detach after which data that programs wrote is not at the target.
 pub(crate) const DATA_LOST: u8 = 3;
 /// How long a detach waits for what is still to be written, if nothing else is said.
 const TIMEOUT: &str = "60s";

@@ -50,7 +50,7 @@ pub(crate) struct ReloadArgs {
 pub(crate) fn run(args: DrainArgs) -> Result<()> {
     if args.end {
         ask(&mut args.target.connect()?, &Request::Undrain { volume: args.volume })?;
-        println!("initiators are taken in again");
+        println!("logins are accepted again");
         return Ok(());
     }
     let volume = args.volume.clone();
@@ -70,7 +70,7 @@ pub(crate) fn run(args: DrainArgs) -> Result<()> {
             return Ok(());
         }
         if std::time::Instant::now() > until {
-            bail!("{} are still there after their time; see `strongroom session list`", status::sessions(left));
+            bail!("{} are left after the grace period; see `strongroom session list`", status::sessions(left));
         }
         std::thread::sleep(Duration::from_millis(200));
     }

@@ -16,10 +16,10 @@ const NOT_REGISTERED: u8 = 3;
 
 /// Fence a node of a cluster: it writes nothing more to the volume from the moment on that this command ends with status 0.
 ///
-/// The node's registration is removed at the target (PREEMPT AND ABORT), what it has under way is aborted, and who is not registered cannot write. The
+/// The node's registration is removed at the target (PREEMPT AND ABORT), its commands are aborted, and unregistered nodes cannot write. The
 /// other nodes go on. The node has to have attached the volume with `--reservation-key`; so has this one, unless --register is given.
 ///
-/// The exit status is 0 if the node is fenced, whether by this command or before; 1 if it is not, or nobody knows; 2 if the command line is wrong.
+/// The exit status is 0 if the node is fenced, whether by this command or before; 1 if it is not, or may not be; 2 if the command line is wrong.
 /// With --status it is 0 if the node is registered, and 3 if it is not.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -38,7 +38,7 @@ pub(crate) struct FenceArgs {
     #[arg(long, value_name = "KEY|IQN", value_parser = parse_victim, conflicts_with_all = ["list", "release"])]
     victim: Option<Victim>,
     /// This node need not have attached the volume: it is registered by the command, and stays so, because the victim is kept out only while somebody is
-    /// registered. Who was fenced must not be able to fence in turn, so give this only where the cluster manager knows that this node may.
+    /// registered. A fenced node must not be able to fence others, so give this only where the cluster manager knows that this node may.
     #[arg(long, conflicts_with_all = ["list", "status", "release"])]
     register: bool,
     /// Show who is registered; nothing is changed.
@@ -47,7 +47,7 @@ pub(crate) struct FenceArgs {
     /// Say whether the victim is registered, and so can write; nothing is changed.
     #[arg(long, requires = "victim", conflicts_with_all = ["release", "reservation_key"])]
     status: bool,
-    /// Give up the key of this node instead, with every attachment that has it: for one that `--register` has left, and nothing needs.
+    /// Give up the key of this node instead, with every attachment that has it: for a key left by `--register` that is not needed.
     #[arg(long)]
     release: bool,
     /// Print JSON.

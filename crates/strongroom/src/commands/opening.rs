@@ -17,7 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// A target takes this long at most to close a store that nobody uses.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Opens a volume. A target that has it open for nobody closes it; users are waited for as long as `wait`. Otherwise says who has it.
+/// Opens a volume. A target that has it open without users closes it; waits up to `wait` for users. Otherwise says who has it.
 pub(super) fn open(target: &RootArgs, catalogue: &Catalogue, name: &str, wait: Duration) -> Result<OpenVolume> {
     let started = Instant::now();
     let mut has_told = false;
@@ -48,7 +48,7 @@ pub(super) fn open(target: &RootArgs, catalogue: &Catalogue, name: &str, wait: D
 fn still_open(name: &str, users: &[String], waited: Duration) -> anyhow::Error {
     if users.is_empty() {
         return anyhow!(
-            "the volume '{name}' is open in a target or another command that does not let go of it; look into its log"
+            "the volume '{name}' is open in a target or another command that does not close it; look into its log"
         );
     }
     let waited = if waited.is_zero() { String::new() } else { format!(" after {}", show_duration(waited)) };

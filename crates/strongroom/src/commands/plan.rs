@@ -121,7 +121,7 @@ impl Plan {
         let block_size = BlockSize::new(args.block.min(SEALED_BLOCK_BYTES).next_power_of_two())?;
         let seal = args.seal_rate.map_or_else(|| seal_rate(args.suite, block_size), |rate| rate as f64);
         if payload <= 0.0 || seal <= 0.0 {
-            bail!("a rate of nothing carries nothing; give --rate and --seal-rate above 0");
+            bail!("a rate of 0 cannot be planned; give --rate and --seal-rate above 0");
         }
         let conditions = Conditions {
             rtt,

@@ -17,7 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Bytes of a stream that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
-/// Has the target ready to take a stream into a volume. Who could write is waited for as long as `wait`.
+/// Makes the target ready to take a stream into a volume. Waits up to `wait` for users that could write.
 pub(super) fn begin(client: &mut Client, volume: &str, wait: Duration) -> Result<()> {
     let started = Instant::now();
     let mut has_told = false;

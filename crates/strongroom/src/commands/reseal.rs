@@ -37,7 +37,7 @@ const STATE_VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 struct ResealNote {
     version: u32,
-    /// What everything before `next` is at least under.
+    /// Every block before `next` is under this epoch or a later one.
     epoch: u32,
     /// It began after the last lease of an older epoch had ended, so nobody undoes it.
     decides: bool,
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ResealArgs) -> Result<()> {
         (Some(to), None) => prepare::prepare(args, to),
         (None, None) if args.abandon => prepare::abandon(args),
         (None, Some(_)) if args.abandon => {
-            bail!("given up is on the target's machine: strongroom volume reseal VOLUME --abandon")
+            bail!("give it up on the target's machine: strongroom volume reseal VOLUME --abandon")
         }
         (None, Some(url)) => end_epochs(args, url),
         (None, None) => {
@@ -84,7 +84,7 @@ fn end_epochs(args: &ResealArgs, url: VolumeUrl) -> Result<()> {
         bail!("{url} is plain: nothing in it is sealed; to seal it: --to");
     };
     let Some(keys) = device.key_status() else {
-        bail!("the keys of {url} are not at a key server: they have no epochs that move on; to seal it again: --to");
+        bail!("the keys of {url} are not at a key server: they have no epochs to end; to reseal it: --to");
     };
     let bar = args.progress.begin("resealing", ProgressUnit::Blocks, Some(device.unit().geometry.blocks));
     let mut run = Run { args, url, device, client, domain, signals, bar, resealed: 0 };
@@ -125,7 +125,7 @@ impl Run<'_> {
         Ok(epochs.into_iter().map(|(number, _)| number).filter(|number| *number < epoch).collect())
     }
 
-    /// Passes until one that began after the last older lease has left nothing.
+    /// Repeats until a pass that began after the last older lease finds nothing.
     fn reseal_all(&mut self) -> Result<ResealReport> {
         let mut state = self.load()?;
         loop {

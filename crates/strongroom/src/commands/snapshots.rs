@@ -126,7 +126,7 @@ pub(crate) fn prune(args: &PruneArgs) -> Result<()> {
     if args.json {
         println!("{}", serde_json::to_string_pretty(&pruned)?);
     } else if pruned.is_empty() {
-        println!("{} has no snapshots that this is about", args.volume);
+        println!("{} has no matching snapshots", args.volume);
     } else {
         print_pruned(args, &pruned);
         let (goes, stays) = (count(Pruned::Deleted), pruned.len() - count(Pruned::Deleted));

@@ -411,7 +411,7 @@ fn audit(args: &AuditArgs) -> Result<()> {
                     bail!("the key server's log has become shorter while it was read: do not trust it");
                 }
                 if client.audit(head.lines + 1)?.lines.is_empty() {
-                    bail!("the key server tells of lines that it does not show: do not trust it");
+                    bail!("the key server reports lines that it does not send: do not trust it");
                 }
                 continue;
             }

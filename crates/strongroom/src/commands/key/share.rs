@@ -73,9 +73,9 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<()> {
         None => drop(io::stdin().lock().take(limit).read_to_string(&mut text).context("cannot read what was sent")?),
     }
     let opened = SharedKey::parse(&text)?.open(&node, args.from)?;
-    let file = VolumeKeyFile::parse(&opened).context("what was sent opens, and is no key file; have it sent again")?;
+    let file = VolumeKeyFile::parse(&opened).context("what was sent opens but is no key file; have it sent again")?;
     if file.purpose() != KeyPurpose::Volume {
-        bail!("what was sent is a {}, and no volume's", file.purpose());
+        bail!("what was sent is a {}, not a volume's key file", file.purpose());
     }
     secret_file::create(&args.out, &file.to_text())?;
     println!("{}", args.out.display());

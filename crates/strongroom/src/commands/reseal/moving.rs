@@ -72,7 +72,7 @@ pub(super) fn run(args: &ResealArgs, url: &VolumeUrl, to: &To) -> Result<()> {
 fn accesses(access: &AccessArgs, to: &To, url: &VolumeUrl) -> Result<(AccessArgs, AccessArgs)> {
     if access.previous_versions {
         bail!(
-            "an older version of a block would be resealed as the newest: mend such blocks first, with strongroom volume recover"
+            "an older version of a block would be resealed as the newest: recover such blocks first: strongroom volume recover"
         );
     }
     let (mut old, mut new) = (access.clone(), access.clone());
@@ -158,7 +158,7 @@ impl Move<'_> {
         let recorded = self.new.record_volume(&self.next_url, &names, Domain::Formatting, Others::Keep);
         let next = recorded.and_then(|()| self.open_successor(self.new.timeout)).with_context(|| {
             format!(
-                "the volume's successor is not to be had; on the target's machine it is made with: strongroom volume reseal {} --to {}",
+                "the volume's successor cannot be attached; make it on the target's machine with: strongroom volume reseal {} --to {}",
                 self.url.file_name(),
                 self.to.custody().map_or_else(|| "plain".to_owned(), |custody| custody.to_string())
             )
@@ -190,7 +190,7 @@ impl Move<'_> {
         Ok(Arc::new(writer::attach(options, way_out)?))
     }
 
-    /// Everything from the one to the other, and read back. `None`: it was only to be said what would be done.
+    /// Copies everything from the one to the other and reads it back. `None`: it was a dry run.
     fn copy(
         &self,
         mut state: MoveState,
@@ -276,14 +276,14 @@ impl Move<'_> {
         ));
     }
 
-    /// An earlier run found it right; so must this one, for the target may have had it in its hands in between.
+    /// An earlier run verified it; this one must too, because the target may have changed it in between.
     fn verify_again(&self, next: &Arc<RemoteDevice>, sums: &str) -> Result<()> {
         let bar = self.args.progress.begin("copying", ProgressUnit::EstimatedBytes, None);
         let found = checksum_successor(next, &mut self.reporter(&bar));
         bar.finish();
         if found?.to_string() != sums {
             return Err(self.args.state.refused(
-                "tells of other contents than the volume's successor has now: it was changed at the target; nothing has changed places",
+                "does not match the contents of the volume's successor: the target changed them; no volume was replaced",
             ));
         }
         Ok(())

@@ -68,10 +68,10 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
 fn check_move(args: &ResealArgs, to: &To, volume: &Volume) -> Result<()> {
     let name = &volume.name;
     if matches!(to, To::KeyFile(Some(_)) | To::KeyServer(Some(_))) {
-        bail!("where the keys are is the initiator's business: leave out what stands behind '=' here");
+        bail!("only the initiator says where the keys are: leave out what follows '=' here");
     }
     if volume.sealed.as_ref().is_some_and(|sealed| sealed.opened_with.is_some()) {
-        bail!("'{name}' is opened at the target; that is not taken along. Copy it into a new volume: strongroom copy");
+        bail!("'{name}' is opened at the target and cannot be moved; copy it into a new volume: strongroom copy");
     }
     if volume.medium != Medium::Directory && args.medium.is_none() {
         bail!("'{name}' lies on {}; say with --medium where its new form is to lie", volume.medium);
