@@ -27,7 +27,7 @@ use series::{Company, Series, Trial};
 
 pub(crate) use flood::DISCARDED;
 pub use flood::{discard, flood};
-pub(crate) use series::LOSSY_RATE;
+pub(crate) use series::lossy_rate;
 
 /// One of the experiments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -217,8 +217,9 @@ impl Ours {
         let setup = self.options.setup;
         let sealing = setup.scheme.sealing();
         let protocol = if setup.scheme.is_ecl() { "ecl" } else { "strongroom" };
+        let parity = setup.parity.map_or(String::new(), |(quanta, parity)| format!("?parity={quanta}+{parity}"));
         AttachSettings {
-            url: format!("{protocol}://{}/{volume}", self.address),
+            url: format!("{protocol}://{}/{volume}{parity}", self.address),
             channel: ChannelSettings {
                 identity: file("initiator.identity"),
                 target_keys: vec![self.target_key.clone()],

@@ -22,6 +22,8 @@ pub struct Setup {
     pub blocks_per_key: Option<NonZeroU32>,
     /// What the target keeps of seal records in memory, in bytes; `None`: as much as usual.
     pub record_cache: Option<u64>,
+    /// Over ECL: quanta and packets of parity in a group, as `?parity=K+M` has them; `None`: no parity.
+    pub parity: Option<(u8, u8)>,
     /// Who does the cryptography.
     pub process: ProcessKind,
     /// What is different for the target.
@@ -48,6 +50,7 @@ impl Setup {
             seal_bytes: None,
             blocks_per_key: None,
             record_cache: None,
+            parity: None,
             process,
             target: TargetTerms::default(),
         }
@@ -122,6 +125,9 @@ impl Setup {
         }
         if let Some(bytes) = self.record_cache {
             label += &format!(" record cache {}", if bytes == 0 { "none".to_owned() } else { short_size(bytes) });
+        }
+        if let Some((quanta, parity)) = self.parity {
+            label += &format!(" parity {quanta}+{parity}");
         }
         if self.process == ProcessKind::Software {
             label += " software";

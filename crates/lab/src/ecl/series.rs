@@ -24,7 +24,11 @@ const MTUS: [u32; 5] = [1500, 2048, 4300, 9000, 16_000];
 /// Those over which quanta are compared: the paper's 5000, and one below and above.
 const QUANTUM_MTUS: [u32; 3] = [1500, 5000, 9000];
 /// 4 KiB reads a second over lossy links, which every contender sustains.
-pub(crate) const LOSSY_RATE: u32 = 1000;
+const LOSSY_RATE: u32 = 1000;
+/// The same of 64 KiB.
+const LOSSY_LARGE_RATE: u32 = 200;
+/// Quanta and packets of parity in a group, where there is parity.
+const PARITY: (u8, u8) = (8, 1);
 /// A link that is the bottleneck, in bits per second.
 const SLOW: u64 = 100_000_000;
 
@@ -33,6 +37,11 @@ const S2_1: SchemeChoice = SchemeChoice::Channel(Scheme::EncryptAll);
 const S2_5: SchemeChoice = SchemeChoice::Channel(Scheme::Lazy);
 const ECL: SchemeChoice = SchemeChoice::Ecl(Scheme::Lazy);
 const ECL_S1_2: SchemeChoice = SchemeChoice::Ecl(Scheme::LazyAuth);
+
+/// How many reads of `size` bytes a second are asked for over lossy links.
+pub(crate) fn lossy_rate(size: u64) -> u32 {
+    if size > BLOCK_BYTES { LOSSY_LARGE_RATE } else { LOSSY_RATE }
+}
 
 /// One contender of a series.
 #[derive(Clone, Debug)]
@@ -89,7 +98,7 @@ pub(super) fn of(experiment: EclExperiment) -> Vec<Series> {
         EclExperiment::Goals => goals(),
         EclExperiment::Figures => vec![packets(), quanta()],
         EclExperiment::Depths => vec![depths()],
-        EclExperiment::Loss => vec![lossy(), long_link()],
+        EclExperiment::Loss => vec![lossy(), lossy_with_parity(), long_link()],
         EclExperiment::Fairness => vec![beside_tcp(), several()],
         EclExperiment::Flood => vec![flooded()],
         // They are mounted (`files`).
@@ -179,6 +188,27 @@ fn lossy() -> Series {
     let round_trips = [(100, "0.1 ms"), (1000, "1 ms"), (20_000, "20 ms")];
     let trials = round_trips.into_iter().flat_map(|rtt| losses.map(|loss| trial(rtt, loss))).collect();
     Series { is_broad: true, longer: 4, ..Series::new("ecl-loss", &[S2_5, ECL], TargetTerms::default(), trials) }
+}
+
+/// 64 KiB reads at a rate that all sustain, over links that lose packets, with parity and without.
+fn lossy_with_parity() -> Series {
+    let trial = |(rtt_us, rtt): (u64, &str)| Trial {
+        path: PathConditions::Link {
+            delay: Duration::from_micros(rtt_us / 2),
+            loss: Loss::Random(0.01),
+            rate_bits_per_s: None,
+            mtu: 9000,
+        },
+        group: "1 % lost".to_owned(),
+        chart: format!("round trip {rtt}"),
+        grid: grid(&[Pattern::RandRead], &[65_536], &[32], &[1]),
+        rate: LOSSY_LARGE_RATE,
+    };
+    let trials = [(1000, "1 ms"), (20_000, "20 ms")].map(trial).to_vec();
+    let mut series = Series::new("ecl-loss-parity", &[S2_5, ECL, ECL], TargetTerms::default(), trials);
+    series.contenders[1].setup.parity = Some(PARITY);
+    series.contenders[2].name = format!("{}, no parity", ECL.name());
+    Series { is_broad: true, longer: 4, ..series }
 }
 
 /// Writes over a long link that loses packets, as many under way as the link holds and more.
@@ -365,6 +395,13 @@ mod tests {
         bottleneck(&[1]).describe(&mut cell);
         assert_eq!((cell.key.pattern.as_str(), cell.link.tcp_beside_mib_s), ("", Some(5.0)));
         assert_eq!(cell.link.delay_ms, Some(10.0));
+    }
+
+    #[test]
+    fn parity_is_compared_with_none() {
+        let contenders = lossy_with_parity().contenders;
+        let parity: Vec<_> = contenders.iter().map(|choice| (choice.name.as_str(), choice.setup.parity)).collect();
+        assert_eq!(parity, [("S2-5", None), ("ECL-S2-5", Some(PARITY)), ("ECL-S2-5, no parity", None)]);
     }
 
     #[test]

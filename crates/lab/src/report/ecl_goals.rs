@@ -5,7 +5,7 @@ use super::goal::{self, Figure, Goal};
 use super::measure::Measure;
 use super::summary::{Row, Spread, Summary};
 use crate::Cell;
-use crate::ecl::{DISCARDED, LOSSY_RATE};
+use crate::ecl::{DISCARDED, lossy_rate};
 use strongroom::plot::number;
 
 /// The contender that all is about, and the one that it is held against.
@@ -51,7 +51,7 @@ const fn question(
     Question { what, bench, patterns, number, goal }
 }
 
-const QUESTIONS: [Question; 15] = [
+const QUESTIONS: [Question; 17] = [
     question(
         "target CPU per GiB, over S2-5 by TCP",
         "ecl-64k",
@@ -116,6 +116,20 @@ const QUESTIONS: [Question; 15] = [
         "1 % lost: randread, round trip 20 ms",
         Number::Over(Measure::P99, TCP),
         Goal::AtMost(0.5),
+    ),
+    question(
+        "p99 of reads with parity 8+1, over S2-5 by TCP",
+        "ecl-loss-parity",
+        "1 % lost: randread, round trip 1 ms",
+        Number::Over(Measure::P99, TCP),
+        Goal::AtMost(0.25),
+    ),
+    question(
+        "p99 of reads with parity 8+1, over S2-5 by TCP",
+        "ecl-loss-parity",
+        "1 % lost: randread, round trip 20 ms",
+        Number::Over(Measure::P99, TCP),
+        Goal::AtMost(0.25),
     ),
     question("writes, of the link's rate for payload", "ecl-long", "1 % lost", Number::OfLink, Goal::AtLeast(0.9)),
     question(
@@ -212,7 +226,7 @@ fn caveat(number: Number, row: &Row) -> String {
         return format!("; {name}'s target was {:.0} % busy", busy.median * 100.0);
     }
     if matches!(number, Number::Over(Measure::P99, _)) {
-        let asked = f64::from(LOSSY_RATE);
+        let asked = f64::from(lossy_rate(row.point.size));
         if let Some(kiops) = row.spread(Measure::Kiops).filter(|kiops| kiops.median * 1000.0 < SUSTAINED * asked) {
             return format!("; {name} did {:.0} of the {asked} reads a second that were asked", kiops.median * 1000.0);
         }

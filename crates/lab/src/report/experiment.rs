@@ -231,6 +231,13 @@ const KNOWN: &[Description] = &[
         main: Measure::P99,
     },
     Description {
+        bench: "ecl-loss-parity",
+        title: "64 KiB reads over links that lose 1 % of packets, with parity",
+        question: "",
+        method: "As before, 200 reads a second; a packet of parity for each eight quanta.",
+        main: Measure::P99,
+    },
+    Description {
         bench: "ecl-long",
         title: "64 KiB writes over 100 Mbit/s, 64 ms one way",
         question: "",
