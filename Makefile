@@ -147,11 +147,12 @@ bench-iterations: build ## How long the iterations of a target's event loop take
 	@scripts/deps.sh --bench
 	@scripts/iterations.sh
 
-soak: deps ## The longest test vectors, SOAK_KILLS (200) power cuts under writes, 1,000 volumes with 10,000 sessions, every combination of schemes, suites and custodies, a link that is down for a minute, then one simulated seed after the other, of the store and of the whole system, until stopped or one fails; it prints how many histories were checked
+soak: deps ## The longest test vectors, SOAK_KILLS (200) power cuts under writes, 1,000 volumes with 10,000 sessions, every combination of schemes, suites and custodies and of front ends and transports, a link that is down for a minute, then one simulated seed after the other, of the store and of the whole system, until stopped or one fails; it prints how many histories were checked
 	STRONGROOM_XAES_INPUTS=1000000 $(CARGO) test --release --locked --package strongroom-seal --test it xaes_vectors
 	STRONGROOM_KILLS=$(SOAK_KILLS) $(CARGO) test --release --locked --package strongroom-testing --test forgetting_disk
 	STRONGROOM_SCALE_VOLUMES=1000 STRONGROOM_SCALE_SESSIONS=10000 $(CARGO) test --release --locked --package strongroom-target --test it many_volumes_and_sessions_stay -- --nocapture
 	STRONGROOM_AXES=product $(CARGO) test --release --locked --package strongroom-initiator --test it
+	STRONGROOM_AXES=product $(CARGO) test --release --locked --package strongroom --test it axes
 	STRONGROOM_WAN_CUT_SECONDS=60 $(CARGO) test --release --locked --package strongroom-initiator --test it wide_area
 	$(CARGO) run --release --locked --package strongroom-testing --bin sim-soak
 

@@ -1,6 +1,7 @@
 //! Proves what the binary does, as its users call it: each file says what of it. One program, so that what they share is built once.
 
 mod attaching;
+mod axes;
 mod console;
 mod contents;
 mod copying;
