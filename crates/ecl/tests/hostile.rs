@@ -1,9 +1,12 @@
 //! Proves what an attacker achieves who can read, change, keep, repeat, invent and misdirect packets, or who is an authentic peer that breaks
 //! the rules.
 
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+#[path = "hostile/pair.rs"]
+mod pair;
 
+use std::net::SocketAddr;
+
+use pair::{Pair, address, datagram};
 use strongroom_block::{AttachId, Buffer, Mode, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum};
 use strongroom_ecl::{Config, Datagram, EclKeys, Scheme, Transmit, initiator, target};
 use strongroom_scsi::transport::Lun;
@@ -13,18 +16,8 @@ use strongroom_scsi::transport::target::{self as unit, Response};
 const BLOCK: usize = 512;
 const WRITE: [u8; 16] = [0x8a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
 
-fn address(host: u8, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, host], port))
-}
-
 fn config(secret: u8, id: u32, peer: SocketAddr, scheme: Scheme) -> Config {
     Config::new(EclKeys::new([secret; 32], scheme, Suite::Aes256Gcm), id, peer, BLOCK as u32)
-}
-
-struct Pair {
-    now: Instant,
-    initiator: initiator::Session,
-    target: target::Session,
 }
 
 impl Pair {
@@ -32,38 +25,8 @@ impl Pair {
         Pair::with(7, 1, Scheme::Lazy)
     }
 
-    /// Established, and quiet.
-    #[allow(clippy::disallowed_methods)] // An Instant has no other beginning.
     fn with(secret: u8, id: u32, scheme: Scheme) -> Pair {
-        let now = Instant::now();
-        let initiator = initiator::Session::new(now, &config(secret, id, address(2, 3260), scheme));
-        let target = target::Session::new(now, &config(secret, id, address(1, 0), scheme));
-        let mut pair = Pair { now, initiator, target };
-        pair.settle();
-        assert!(matches!(pair.initiator.poll_event(), Some(Event::Transport(_))));
-        pair
-    }
-
-    fn settle(&mut self) {
-        for _ in 0..100 {
-            while let Some(transmit) = self.initiator.poll_transmit(self.now) {
-                self.give_to_target(&transmit);
-            }
-            while let Some(transmit) = self.target.poll_transmit(self.now) {
-                self.give_to_initiator(&transmit);
-            }
-            self.now += Duration::from_millis(2);
-            self.initiator.handle_timeout(self.now);
-            self.target.handle_timeout(self.now);
-        }
-    }
-
-    fn give_to_target(&mut self, transmit: &Transmit) {
-        self.target.handle_datagram(self.now, datagram(address(1, 5000), transmit));
-    }
-
-    fn give_to_initiator(&mut self, transmit: &Transmit) {
-        self.initiator.handle_datagram(self.now, datagram(address(2, 3260), transmit));
+        Pair::established(|peer| config(secret, id, peer, scheme))
     }
 
     /// Submits a write of one block and returns its packet, which the network has not delivered.
@@ -97,10 +60,6 @@ fn write(fill: u8) -> Command {
     let bytes = record.as_bytes().to_vec().into();
     let records = WriteRecords { block_bytes: BLOCK as u32, record_bytes: SealRecord::BASE_BYTES as u32, bytes };
     Command::write(Lun(0), WRITE, WriteSource { data: Buffer::copy_from(&data), records: Some(records) })
-}
-
-fn datagram(source: SocketAddr, transmit: &Transmit) -> Datagram {
-    Datagram { rest: transmit.payload.clone(), ..Datagram::whole(source, transmit.head.clone()) }
 }
 
 fn changed(transmit: &Transmit, at: usize) -> Transmit {

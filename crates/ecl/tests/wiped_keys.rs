@@ -3,13 +3,16 @@
 
 #![allow(unsafe_code)] // An allocator.
 
+#[path = "hostile/pair.rs"]
+mod pair;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
+use pair::Pair;
 use strongroom_block::{AttachId, Buffer, Mode, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum, wiped};
-use strongroom_ecl::{Config, Datagram, EclKeys, Parity, Scheme, Transmit, initiator, target};
+use strongroom_ecl::{Config, EclKeys, Parity, Scheme};
 use strongroom_scsi::transport::Lun;
 use strongroom_scsi::transport::initiator::{Command, Event, WriteRecords, WriteSource};
 use strongroom_scsi::transport::target::{self as unit, Response};
@@ -81,55 +84,9 @@ const fn multiples_of_the_key() -> [[u8; 32]; 256] {
     all
 }
 
-fn address(host: u8, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, host], port))
-}
-
 fn config(peer: SocketAddr) -> Config {
     let keys = EclKeys::new([7; 32], Scheme::Lazy, Suite::Aes256Gcm);
     Config { holds_keys: true, parity: Parity::new(8, 2), ..Config::new(keys, 1, peer, BLOCK as u32) }
-}
-
-struct Pair {
-    now: Instant,
-    initiator: initiator::Session,
-    target: target::Session,
-}
-
-impl Pair {
-    /// Established, and quiet.
-    #[allow(clippy::disallowed_methods)] // An Instant has no other beginning.
-    fn new() -> Pair {
-        let now = Instant::now();
-        let initiator = initiator::Session::new(now, &config(address(2, 3260)));
-        let target = target::Session::new(now, &config(address(1, 0)));
-        let mut pair = Pair { now, initiator, target };
-        pair.settle();
-        assert!(matches!(pair.initiator.poll_event(), Some(Event::Transport(_))));
-        pair
-    }
-
-    fn settle(&mut self) {
-        for _ in 0..100 {
-            while let Some(transmit) = self.initiator.poll_transmit(self.now) {
-                self.give_to_target(&transmit);
-            }
-            while let Some(transmit) = self.target.poll_transmit(self.now) {
-                self.initiator.handle_datagram(self.now, datagram(address(2, 3260), &transmit));
-            }
-            self.now += Duration::from_millis(2);
-            self.initiator.handle_timeout(self.now);
-            self.target.handle_timeout(self.now);
-        }
-    }
-
-    fn give_to_target(&mut self, transmit: &Transmit) {
-        self.target.handle_datagram(self.now, datagram(address(1, 5000), transmit));
-    }
-}
-
-fn datagram(source: SocketAddr, transmit: &Transmit) -> Datagram {
-    Datagram { rest: transmit.payload.clone(), ..Datagram::whole(source, transmit.head.clone()) }
 }
 
 /// A write whose every record has the key.
@@ -150,7 +107,7 @@ fn write() -> Command {
 
 /// Has two packets of a write lost. How many quanta parity restored.
 fn write_with_losses(lost: [usize; 2]) -> u64 {
-    let mut pair = Pair::new();
+    let mut pair = Pair::established(config);
     pair.initiator.submit(write()).expect("taken");
     let mut sent = 0;
     while let Some(transmit) = pair.initiator.poll_transmit(pair.now) {

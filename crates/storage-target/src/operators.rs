@@ -30,7 +30,7 @@ pub const LINKS_MAX: usize = 16;
 pub const LINKS_OF_PEER_MAX: usize = LINKS_MAX / 4;
 /// Connections that wait to be told that they are none.
 const REFUSALS_MAX: usize = 8;
-/// A target with so many volumes gets no further ones from operators.
+/// Upper bound on the volumes of a target at which operators may still create one.
 pub const VOLUMES_MAX: usize = 4096;
 /// How long a target that stops waits for what operators have begun.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);

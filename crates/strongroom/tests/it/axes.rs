@@ -6,9 +6,10 @@
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use crate::stage::{CommandOutput, Server, Transport, World, can_mount, eventually, has, noise, run};
+use crate::nbd::NbdServer;
+use crate::stage::{CommandOutput, Server, Transport, World, can_mount, has, noise, run};
 
 const BYTES: usize = 1 << 20;
 
@@ -107,14 +108,13 @@ impl Site {
     /// Serves the volume over NBD while one of libnbd's programs copies.
     fn nbdcopy(&self, arguments: impl FnOnce(&str) -> [String; 2]) {
         let socket = self.world.text("vault.sock");
-        let mut serving = self.command(&["nbd", "serve", &self.url(), "--socket", &socket]);
-        let mut serving = serving.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        eventually("the NBD server listens", || Path::new(&socket).exists());
+        let command = self.command(&["nbd", "serve", &self.url(), "--socket", &socket]);
+        let mut server = NbdServer::spawn(command, socket.clone(), self.world.text("nbd.log"));
         let uri = format!("nbd+unix:///vault?socket={socket}");
         let copied = Command::new("nbdcopy").arg("--flush").args(arguments(&uri)).status().unwrap();
         assert!(copied.success());
         run(&["detach", &socket]).ok();
-        assert!(serving.wait().unwrap().success());
+        assert_eq!(server.wait(), Some(0));
     }
 }
 

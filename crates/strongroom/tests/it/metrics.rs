@@ -8,12 +8,13 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use exposition::Samples;
 
 use crate::keyserver::KeySite;
+use crate::nbd::NbdServer;
 use crate::stage::{Transport, World, can_mount, eventually, free_port, has, noise, over_both, run};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -202,8 +203,7 @@ fn an_nbd_server_is_scraped() {
     let (port, socket) = (free_port(), world.text("vault.sock"));
     let address = format!("127.0.0.1:{port}");
     let arguments = ["nbd", "serve", &world.url("vault"), "--socket", &socket, "--metrics", &address];
-    let mut serving = world.alice_command(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    eventually("the NBD server listens", || Path::new(&socket).exists());
+    let mut serving = NbdServer::spawn(world.alice_command(&arguments), socket.clone(), world.text("nbd.log"));
     scrape_until("nobody is connected", port, |samples| {
         samples.value("strongroom_attachment_clients", &[]) == Some(0.0)
     });
@@ -222,7 +222,7 @@ fn an_nbd_server_is_scraped() {
     assert!(samples.value("strongroom_attachment_request_seconds_count", &[("operation", "flush")]) > Some(0.0));
     samples.check_with_promtool();
     run(&["detach", &socket]).ok();
-    assert!(serving.wait().unwrap().success());
+    assert_eq!(serving.wait(), Some(0));
     server.stop();
 }
 

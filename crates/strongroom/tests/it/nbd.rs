@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::stage::{CommandOutput, Transport, World, eventually, has, noise, over_both, run};
 
 /// A server in the background of a test; killed when dropped.
-struct NbdServer {
+pub(crate) struct NbdServer {
     child: Child,
     uri: String,
     socket: String,
@@ -27,7 +27,7 @@ impl NbdServer {
         NbdServer::spawn(world.alice_command(&arguments), socket, world.text("nbd.log"))
     }
 
-    fn spawn(mut command: Command, socket: String, log: String) -> NbdServer {
+    pub(crate) fn spawn(mut command: Command, socket: String, log: String) -> NbdServer {
         let file = fs::File::options().create(true).append(true).open(&log).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(file).spawn().unwrap();
         // Where metrics are is said before.
@@ -43,12 +43,12 @@ impl NbdServer {
     }
 
     /// SIGTERM; its exit status.
-    fn stop(mut self) -> Option<i32> {
+    pub(crate) fn stop(mut self) -> Option<i32> {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         self.wait()
     }
 
-    fn wait(&mut self) -> Option<i32> {
+    pub(crate) fn wait(&mut self) -> Option<i32> {
         let mut status = None;
         eventually("the NBD server ends", || {
             status = self.child.try_wait().unwrap();
