@@ -14,6 +14,7 @@ use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, VendorComm
 use super::files::UnitFiles;
 use super::leases::table::Permission;
 use super::leases::{LeaseEffects, LeaseOutcome, WriterLeases};
+use super::persistent_file::is_no_space;
 use super::request::gather;
 use super::reservations::{Reservations, ReserveOut};
 use super::response::{check_condition, data};
@@ -248,7 +249,7 @@ impl AccessControl {
                 Ok(effects) => self.reserved(written.task, &effects, tasks),
                 Err(error) => {
                     tracing::error!(%volume, %error, "reservations could not be written: the change is refused");
-                    Some(check_condition(Sense::INTERNAL_FAILURE))
+                    Some(check_condition(not_written(&error)))
                 }
             };
             answer_later(written.task, response, tasks);
@@ -273,7 +274,7 @@ impl AccessControl {
                 Err(error) => {
                     tracing::error!(%volume, %error, "writer leases could not be written: the change is refused");
                     if let Some(task) = written.task {
-                        tasks.answer_later(task, check_condition(Sense::INTERNAL_FAILURE));
+                        tasks.answer_later(task, check_condition(not_written(&error)));
                     }
                 }
             }
@@ -289,6 +290,11 @@ impl AccessControl {
     pub(super) fn is_writing(&self) -> bool {
         self.reservations.is_writing() || self.leases.is_writing()
     }
+}
+
+/// What a session is told of a change that could not be written.
+fn not_written(error: &std::io::Error) -> Sense {
+    if is_no_space(error) { Sense::NO_SPACE } else { Sense::INTERNAL_FAILURE }
 }
 
 /// GOOD, at once or when other tasks have ended.

@@ -6,11 +6,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{CWD, FallocateFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::catalogue::modes;
@@ -18,7 +19,7 @@ use crate::error::{CatalogueError, DescriptionError};
 
 /// Largest file that is read, in bytes: 256 registrations take less than a quarter of it.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Space that is reserved for one more file of each kind, in bytes: some dozens of leases.
+/// Space that is reserved for each spare file, in bytes: some dozens of leases.
 const SPARE_BYTES: u64 = 8 << 10;
 
 /// The contents of such a file.
@@ -102,7 +103,7 @@ impl<T: FileContents> PersistentFile<T> {
     ) -> Result<(PersistentFile<T>, T), CatalogueError> {
         let contents: T = read(&dir.join(T::FILE))?;
         if T::HAS_SPARE {
-            make_spare(&dir, T::FILE);
+            make_spares(&dir, T::FILE);
         }
         let file =
             PersistentFile { backing: Backing::Directory(dir), wake, on_disk: Some(contents.clone()), writing: None };
@@ -211,60 +212,100 @@ impl<T> Drop for PersistentFile<T> {
     }
 }
 
-/// Replaces a file; without text removes it. On a full file system the reserved space is released first.
+/// Replaces a file; without text removes it. On a full file system it uses the space that was reserved.
 fn replace<T: FileContents>(dir: &Path, text: Option<&str>) -> io::Result<()> {
     let name = T::FILE;
-    let is_full = |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT));
-    let mut replaced = try_to_replace(dir, name, text);
-    if replaced.as_ref().is_err_and(is_full) && fs::remove_file(spare_of(dir, name)).is_ok() {
-        replaced = try_to_replace(dir, name, text);
-    }
-    if T::HAS_SPARE {
-        make_spare(dir, name);
-    }
-    replaced
-}
-
-fn try_to_replace(dir: &Path, name: &str, text: Option<&str>) -> io::Result<()> {
-    let path = dir.join(name);
-    match text {
-        Some(text) => {
-            let temporary = dir.join(format!(".{name}"));
-            let mut file = modes::make_file(&temporary)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&temporary, &path)?;
-        }
-        None => match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+    let replaced = match text {
+        Some(text) => match write_new(dir, name, text) {
+            Err(error) if T::HAS_SPARE && is_no_space(&error) => write_spare(dir, name, text),
+            written => written,
         },
+        None => remove::<T>(dir),
+    };
+    if T::HAS_SPARE {
+        make_spares(dir, name);
     }
+    replaced?;
     File::open(dir)?.sync_all()
 }
 
-fn spare_of(dir: &Path, name: &str) -> PathBuf {
-    dir.join(format!(".{name}.spare"))
+/// Whether the file system, or a quota, has no room.
+pub(super) fn is_no_space(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 
-/// Reserves space for one more file like this, unless that was done. A volume can fill its file system; to delete data from it, an initiator
-/// must attach it, which first changes its writer leases.
-fn make_spare(dir: &Path, name: &str) {
-    let path = spare_of(dir, name);
-    if path.exists() {
-        return;
-    }
-    let made = modes::make_file(&path).and_then(|file| {
-        let allocated = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, SPARE_BYTES);
-        // A file system without fallocate may accept written zeros.
-        allocated
-            .or_else(|_| (&file).write_all(&[0; SPARE_BYTES as usize]).map_err(|_| Errno::NOSPC))
-            .map_err(Into::into)
+fn write_new(dir: &Path, name: &str, text: &str) -> io::Result<()> {
+    let temporary = dir.join(format!(".{name}"));
+    let written = modes::make_file(&temporary).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
     });
-    if let Err(error) = made {
-        // A partial reservation is useless.
-        let _ = fs::remove_file(&path);
-        tracing::debug!(path = %path.display(), %error, "no space is reserved");
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written?;
+    fs::rename(&temporary, dir.join(name))
+}
+
+/// Writes into space that is allocated already. None is given back, for whoever else waits for space might take it: the old file becomes the
+/// spare one.
+fn write_spare(dir: &Path, name: &str, text: &str) -> io::Result<()> {
+    let spare = spares_of(dir, name).into_iter().find(|spare| spare.exists()).ok_or(Errno::NOSPC)?;
+    let file = File::options().write(true).open(&spare)?;
+    let mut bytes = text.as_bytes().to_vec();
+    // To cut the file would free what is behind the text. TOML may end in empty lines.
+    bytes.resize(bytes.len().max(file.metadata()?.len() as usize), b'\n');
+    file.write_all_at(&bytes, 0)?;
+    file.sync_all()?;
+    let path = dir.join(name);
+    match rustix::fs::renameat_with(CWD, &spare, CWD, &path, RenameFlags::EXCHANGE) {
+        // There is no old file, or the file system cannot exchange two.
+        Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS) => fs::rename(&spare, &path),
+        exchanged => Ok(exchanged?),
+    }
+}
+
+fn remove<T: FileContents>(dir: &Path) -> io::Result<()> {
+    let path = dir.join(T::FILE);
+    let missing = spares_of(dir, T::FILE).into_iter().find(|spare| T::HAS_SPARE && !spare.exists());
+    let removed = match missing {
+        Some(spare) => fs::rename(&path, spare),
+        None => fs::remove_file(&path),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Two: between the removal of the file and the next one it takes no space itself.
+fn spares_of(dir: &Path, name: &str) -> [PathBuf; 2] {
+    [dir.join(format!(".{name}.spare")), dir.join(format!(".{name}.spare2"))]
+}
+
+/// Reserves space for more files like this, where that was not done. A volume can fill its file system; to delete data from it, an initiator
+/// must attach it, which first changes its writer leases.
+fn make_spares(dir: &Path, name: &str) {
+    for path in spares_of(dir, name) {
+        if fs::metadata(&path).is_ok_and(|spare| spare.len() >= SPARE_BYTES) {
+            continue;
+        }
+        let existed = path.exists();
+        let file = if existed { File::options().write(true).open(&path) } else { modes::make_file(&path) };
+        let made = file.and_then(|file| {
+            let allocated = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, SPARE_BYTES);
+            // A file system without fallocate may accept written zeros.
+            allocated
+                .or_else(|_| file.write_all_at(&[0; SPARE_BYTES as usize], 0).map_err(|_| Errno::NOSPC))
+                .map_err(Into::into)
+        });
+        if let Err(error) = made {
+            // A partial reservation is useless, but for a file that was in use.
+            if !existed {
+                let _ = fs::remove_file(&path);
+            }
+            tracing::debug!(path = %path.display(), %error, "no space is reserved");
+        }
     }
 }
 
@@ -300,6 +341,35 @@ mod tests {
             let opened = open(dir.path());
             assert!(matches!(opened, Err(CatalogueError::Description { .. })), "{to}");
         }
+    }
+
+    #[test]
+    fn on_a_full_file_system_no_space_is_taken_and_none_is_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let (dir, name) = (dir.path(), SavedReservations::FILE);
+        let path = dir.join(name);
+        let blocks = || {
+            let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
+            files.map(|file| std::os::unix::fs::MetadataExt::blocks(&file)).sum::<u64>()
+        };
+        make_spares(dir, name);
+        let reserved = blocks();
+        assert!(reserved * 512 >= 2 * SPARE_BYTES);
+        let other = SavedReservations { held: None, ..sample() };
+        // Changed twice, removed, and again.
+        for contents in [Some(sample()), Some(other.clone()), None, Some(sample()), Some(other), None, Some(sample())] {
+            match contents.as_ref().and_then(FileContents::to_toml) {
+                Some(text) => write_spare(dir, name, &text).unwrap(),
+                None => remove::<SavedReservations>(dir).unwrap(),
+            }
+            assert_eq!(read::<SavedReservations>(&path).unwrap(), contents.unwrap_or_default());
+            assert_eq!(blocks(), reserved);
+        }
+        // A file that was short when it was written became the spare one; it is made long again.
+        replace::<SavedReservations>(dir, sample().to_toml().as_deref()).unwrap();
+        write_spare(dir, name, &sample().to_toml().unwrap()).unwrap();
+        make_spares(dir, name);
+        assert!(spares_of(dir, name).iter().all(|spare| fs::metadata(spare).unwrap().len() >= SPARE_BYTES));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! Needs root and FUSE.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -155,9 +155,12 @@ fn a_file_system_that_lost_writes_is_not_unmounted_without_a_word() {
     let (world, server) = World::sealed("vault", "64MiB");
     let paths = Paths::of(&world);
     paths.attach(&world, &["--timeout", "1s", "--mount", &paths.mounted, "--mkfs", "ext4"]);
+    // It has its blocks: without the target no others can be found for it.
+    let mut file = File::create(format!("{}/gone", paths.mounted)).unwrap();
+    file.write_all(&noise(1, 1 << 20)).unwrap();
+    file.sync_all().unwrap();
     server.kill();
-    fs::write(format!("{}/gone", paths.mounted), noise(1, 1 << 20)).unwrap();
-    let file = File::open(format!("{}/gone", paths.mounted)).unwrap();
+    file.write_all_at(&noise(2, 1 << 20), 0).unwrap();
     file.sync_all().expect_err("it cannot be written back");
     drop(file);
     let server = world.serve();
