@@ -61,8 +61,8 @@ impl EclKeys {
 
     /// For the golden vectors.
     #[cfg(test)]
-    pub(crate) fn secret_and_iv(&self, direction: Direction, connection_id: u32) -> Vec<u8> {
-        let keys = self.direction(direction, connection_id);
+    pub(crate) fn secret_and_iv(&self, direction: Direction, connection_id: u32, generation: u64) -> Vec<u8> {
+        let keys = (0..generation).fold(self.direction(direction, connection_id), |keys, _| keys.next());
         [&keys.secret[..], &keys.iv[..]].concat()
     }
 

@@ -47,7 +47,7 @@ pub use connection::{Datagram, Transmit};
 pub use error::{CloseReason, Dropped, PeerMisbehaved};
 pub use header::{CLEAR_BYTES, HEADER_BYTES, HeaderError, TAG_BYTES, VERSION};
 pub use keys::{EXPORTER_BYTES, EXPORTER_LABEL, EclKeys, RekeyLimits};
-pub use mtu::{OVERHEAD_BYTES, SEGMENT_BYTES};
+pub use mtu::{OVERHEAD_BYTES, PathReduction, SEGMENT_BYTES};
 pub use parity::{Parity, ParityError};
 pub use planted::{Planted, PlantedFault};
 pub use replay::REPLAY_WINDOW;

@@ -1,6 +1,7 @@
 //! Path MTU discovery (RFC 8899) over four sizes of packets: those that carry segments of 512, 1024, 2048 and 4096 bytes. A larger size is
 //! used when a probe of it was acknowledged, and given up when packets of it vanish while smaller ones arrive (a black hole).
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Header, tag, and the longest entry in front of a segment: store sequence and a record with a block key.
@@ -17,6 +18,15 @@ const BLACK_HOLE_LOSSES: u32 = 6;
 /// A larger size is tried again after this time (RFC 8899 §5.1.1, PMTU_RAISE_TIMER).
 const RAISE_AFTER: Duration = Duration::from_secs(600);
 
+/// The path takes shorter packets than before: those of one size vanished while smaller ones arrived. What they carried is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathReduction {
+    /// The longest packet so far, in bytes.
+    pub from_bytes: usize,
+    /// The longest packet from now on, in bytes.
+    pub to_bytes: usize,
+}
+
 /// Which packets the path takes.
 #[derive(Debug)]
 pub(crate) struct PathMtu {
@@ -30,6 +40,8 @@ pub(crate) struct PathMtu {
     /// Packets above the smallest size that were lost since one arrived.
     losses: u32,
     black_holes: u64,
+    /// Those that nobody has been told of.
+    reductions: VecDeque<PathReduction>,
 }
 
 impl PathMtu {
@@ -38,7 +50,16 @@ impl PathMtu {
         let largest = SEGMENT_BYTES.iter().position(|bytes| *bytes >= quantum_bytes).unwrap_or(SEGMENT_BYTES.len() - 1);
         let size = if is_fixed { largest } else { START.min(largest) };
         let search_at = (size < largest).then_some(now);
-        PathMtu { size, largest, failed_probes: 0, is_probing: false, search_at, losses: 0, black_holes: 0 }
+        PathMtu {
+            size,
+            largest,
+            failed_probes: 0,
+            is_probing: false,
+            search_at,
+            losses: 0,
+            black_holes: 0,
+            reductions: VecDeque::new(),
+        }
     }
 
     /// Longest packet that may be sent, in bytes.
@@ -54,6 +75,11 @@ impl PathMtu {
     /// How often a size was given up.
     pub(crate) fn black_holes(&self) -> u64 {
         self.black_holes
+    }
+
+    /// The next size that was given up, to be told once.
+    pub(crate) fn poll_reduction(&mut self) -> Option<PathReduction> {
+        self.reductions.pop_front()
     }
 
     /// The size of the probe that is to be sent now.
@@ -100,19 +126,22 @@ impl PathMtu {
         }
     }
 
-    /// A packet was lost. True: packets must be smaller from now on.
+    /// A packet was lost. True: packets must be smaller from now on. Those that were sent before the last reduction say nothing about the
+    /// present size.
     pub(crate) fn lost(&mut self, now: Instant, bytes: usize) -> bool {
-        if self.size == 0 || bytes <= packet_bytes(self.size - 1) {
+        if self.size == 0 || bytes <= packet_bytes(self.size - 1) || bytes > self.packet_bytes() {
             return false;
         }
         self.losses += 1;
         if self.losses < BLACK_HOLE_LOSSES {
             return false;
         }
+        let from_bytes = self.packet_bytes();
         self.size -= 1;
         self.losses = 0;
         self.failed_probes = 0;
         self.black_holes += 1;
+        self.reductions.push_back(PathReduction { from_bytes, to_bytes: self.packet_bytes() });
         self.search_at = Some(now + RAISE_AFTER);
         true
     }
@@ -175,7 +204,12 @@ mod tests {
             assert_eq!(mtu.lost(now, 4272), lost == BLACK_HOLE_LOSSES);
         }
         assert_eq!((mtu.segment_bytes(), mtu.black_holes()), (2048, 1));
+        assert_eq!(mtu.poll_reduction(), Some(PathReduction { from_bytes: 4272, to_bytes: 2224 }));
+        assert_eq!(mtu.poll_reduction(), None, "told once");
         assert_eq!((mtu.wanted_probe(now), mtu.search_at()), (None, Some(now + RAISE_AFTER)));
+        for _ in 0..3 * BLACK_HOLE_LOSSES {
+            assert!(!mtu.lost(now, 4272), "what was on its way says nothing about the size that is used now");
+        }
         search(&mut mtu, now + RAISE_AFTER, 9000);
         assert_eq!(mtu.segment_bytes(), 4096, "it is tried again");
     }

@@ -160,11 +160,15 @@ impl<C: Clone> Recovery<C> {
             control.on_acknowledged(packet.at, acknowledged_bytes, packet.info, now, &self.rtt);
             self.timeouts = 0;
             self.probes = 0;
-            // Never more than what was acknowledged just now: a peer cannot make up marks of packets to come.
-            let marks = acknowledgement.ecn.congestion_experienced.wrapping_sub(self.marks_seen);
-            self.marks_seen = acknowledgement.ecn.congestion_experienced;
-            if marks > 0 && marks as usize <= verdicts.len() {
-                control.on_marked(marks.into(), now);
+            // RFC 9000 §13.4.2.1: an acknowledgement that another one has overtaken says less than is known.
+            if Some(largest) > self.largest_acknowledged {
+                let marks = u64::from(acknowledgement.ecn.congestion_experienced.wrapping_sub(self.marks_seen));
+                self.marks_seen = acknowledgement.ecn.congestion_experienced;
+                // Never more than what was acknowledged just now: a peer cannot make up marks of packets to come.
+                let marks = marks.min(verdicts.len() as u64);
+                if marks > 0 {
+                    control.on_marked(marks, now);
+                }
             }
         }
         self.largest_acknowledged = self.largest_acknowledged.max(Some(largest));

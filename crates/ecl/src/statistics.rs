@@ -33,7 +33,7 @@ pub struct Statistics {
     pub in_flight_bytes: u32,
     /// Longest packet that the path takes, as far as is known.
     pub packet_bytes: usize,
-    /// How often a packet size was given up.
+    /// How often a packet size was given up, because packets of it vanished while smaller ones arrived.
     pub black_holes: u64,
     /// How often this end changed its keys.
     pub rekeys: u64,
@@ -59,6 +59,11 @@ pub struct DropCounts {
 }
 
 impl Statistics {
+    /// Bytes of payload received, wherever they lie.
+    pub fn received_bytes(&self) -> u64 {
+        self.placed_bytes + self.copied_bytes
+    }
+
     pub(crate) fn count_dropped(&mut self, why: Dropped) {
         let count = match why {
             Dropped::Malformed | Dropped::OtherAssociation => &mut self.dropped.malformed,

@@ -106,6 +106,32 @@ fn attack_ecl_forged_credits() {
     assert!(pair.is_completed());
 }
 
+/// An acknowledgement that somebody changed, so that it might cover a packet which did not arrive, or that comes again: nothing counts as
+/// arrived or as lost by it.
+#[test]
+fn attack_ecl_forged_acknowledgement() {
+    let mut pair = Pair::new();
+    let held_back = pair.write(1);
+    let packet = pair.write(2);
+    pair.give_to_target(&packet);
+    let acknowledgement = pair.target.poll_transmit(pair.now).expect("at once, because one is missing");
+    let before = pair.initiator.statistics();
+    assert_eq!(before.in_flight_bytes as usize, held_back.len_bytes() + packet.len_bytes());
+    for at in 0..acknowledgement.len_bytes() {
+        pair.give_to_initiator(&changed(&acknowledgement, at));
+        let now = pair.initiator.statistics();
+        assert_eq!((now.in_flight_bytes, now.packets_lost), (before.in_flight_bytes, 0), "byte {at}");
+    }
+    assert!(pair.initiator.statistics().dropped.not_authentic > 60 && !pair.initiator.is_closed());
+    for _ in 0..3 {
+        pair.give_to_initiator(&acknowledgement);
+        assert_eq!(pair.initiator.statistics().in_flight_bytes as usize, held_back.len_bytes(), "what has arrived");
+    }
+    assert_eq!(pair.initiator.statistics().dropped.replayed, 2);
+    pair.give_to_target(&held_back);
+    assert_eq!((pair.executed(), pair.executed()), (Some(2), Some(1)));
+}
+
 /// An authentic initiator that sends more than its credits allow: it is ended before memory is given.
 #[test]
 fn attack_ecl_more_data_than_credits() {

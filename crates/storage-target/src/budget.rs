@@ -23,6 +23,9 @@ pub(crate) const BUDGET_BYTES_MIN: u64 = 64 << 20;
 /// A session may have this much in flight however little is left, in bytes.
 const COMMANDS_BYTES_MIN: u64 = 1 << 20;
 
+/// The share of what is not promised yet that one association is promised at most.
+const PROMISE_DIVISOR: u64 = 32;
+
 /// Who holds memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryClass {
@@ -66,11 +69,13 @@ pub(crate) struct MemoryBudget {
     total_bytes: AtomicU64,
     /// By [`MemoryClass`].
     used: [AtomicU64; 4],
+    /// Write data that initiators may send without asking.
+    promised: AtomicU64,
 }
 
 impl MemoryBudget {
     pub(crate) fn new(total_bytes: u64) -> MemoryBudget {
-        MemoryBudget { total_bytes: AtomicU64::new(total_bytes), used: Default::default() }
+        MemoryBudget { total_bytes: AtomicU64::new(total_bytes), used: Default::default(), promised: AtomicU64::new(0) }
     }
 
     /// The budget of a configuration: by default half of the memory that this process may have.
@@ -100,6 +105,15 @@ impl MemoryBudget {
     pub(crate) fn commands_bytes_max(&self, limit_bytes: u64) -> u64 {
         let free = self.usable_bytes().saturating_sub(self.used_bytes());
         limit_bytes.min(free.max(COMMANDS_BYTES_MIN))
+    }
+
+    /// Promises an association memory for write data, which its initiator sends without asking: `limit_bytes`, or less where others have been
+    /// promised much. All promises together are half of what new work may fill, and beyond that as much for each as any session may have.
+    pub(crate) fn promise(self: &Arc<Self>, limit_bytes: u64) -> WritePromise {
+        let left = (self.usable_bytes() / 2).saturating_sub(self.promised.load(Ordering::Relaxed));
+        let bytes = limit_bytes.min((left / PROMISE_DIVISOR).max(COMMANDS_BYTES_MIN));
+        self.promised.fetch_add(bytes, Ordering::Relaxed);
+        WritePromise { budget: Arc::clone(self), bytes }
     }
 
     /// What the caches of one of `volumes` open volumes may hold, in bytes: of records, and of data.
@@ -172,6 +186,25 @@ impl Drop for Charge {
     }
 }
 
+/// Memory for write data that was promised; free for others when it is dropped.
+#[derive(Debug)]
+pub(crate) struct WritePromise {
+    budget: Arc<MemoryBudget>,
+    bytes: u64,
+}
+
+impl WritePromise {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for WritePromise {
+    fn drop(&mut self) {
+        self.budget.promised.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// The memory that this process may have: the machine's, or less where a control group bounds it.
 fn machine_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -237,6 +270,19 @@ mod tests {
         commands.set(10 * MIB);
         commands.set(12 * MIB);
         assert_eq!(budget.report().commands_bytes, 12 * MIB);
+    }
+
+    #[test]
+    fn what_associations_are_promised_is_bounded_in_total() {
+        let budget = Arc::new(MemoryBudget::new(8 << 30));
+        let first = budget.promise(64 * MIB);
+        assert_eq!(first.bytes(), 64 * MIB, "as configured");
+        let many: Vec<WritePromise> = (0..1000).map(|_| budget.promise(64 * MIB)).collect();
+        assert_eq!(many.last().map(WritePromise::bytes), Some(MIB), "each gets on");
+        let total: u64 = many.iter().map(WritePromise::bytes).sum();
+        assert!(total <= budget.usable_bytes() / 2 + 1000 * MIB, "{total}");
+        drop(many);
+        assert_eq!(budget.promise(64 * MIB).bytes(), 64 * MIB, "they are over");
     }
 
     #[test]

@@ -99,8 +99,14 @@ pub struct PacketCounts {
     pub sent: u64,
     /// Of those, packets that counted as lost.
     pub lost: u64,
+    /// How often an association's packets had to become shorter, because those of one size vanished while shorter ones arrived.
+    pub black_holes: u64,
     /// Received and used.
     pub received: u64,
+    /// Bytes of sealed blocks received.
+    pub received_bytes: u64,
+    /// Of those, bytes that were copied.
+    pub copied_bytes: u64,
 }
 
 /// The counters behind [`PacketCounts`].
@@ -108,7 +114,10 @@ pub struct PacketCounts {
 struct PacketCounters {
     sent: AtomicU64,
     lost: AtomicU64,
+    black_holes: AtomicU64,
     received: AtomicU64,
+    received_bytes: AtomicU64,
+    copied_bytes: AtomicU64,
 }
 
 /// The counters behind [`Stats`], shared by all workers.
@@ -155,7 +164,10 @@ impl Counters {
         };
         add(&self.packets.sent, before.sent, now.sent);
         add(&self.packets.lost, before.lost, now.lost);
+        add(&self.packets.black_holes, before.black_holes, now.black_holes);
         add(&self.packets.received, before.received, now.received);
+        add(&self.packets.received_bytes, before.received_bytes, now.received_bytes);
+        add(&self.packets.copied_bytes, before.copied_bytes, now.copied_bytes);
     }
 
     /// Packets of all associations.
@@ -164,7 +176,10 @@ impl Counters {
         PacketCounts {
             sent: load(&self.packets.sent),
             lost: load(&self.packets.lost),
+            black_holes: load(&self.packets.black_holes),
             received: load(&self.packets.received),
+            received_bytes: load(&self.packets.received_bytes),
+            copied_bytes: load(&self.packets.copied_bytes),
         }
     }
 

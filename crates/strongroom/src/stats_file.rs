@@ -80,11 +80,15 @@ struct EclStats {
     packet_bytes: usize,
     packets_sent: u64,
     packets_lost: u64,
+    /// How often packets have had to become shorter, because those of one size vanished while shorter ones arrived.
+    black_holes: u64,
     /// Quanta that were lost on the way here, and restored by parity.
     quanta_repaired: u64,
     packets_received: u64,
-    /// Of quanta that were received into memory of their own.
-    placed_bytes: u64,
+    /// Of quanta.
+    received_bytes: u64,
+    /// Of those, bytes that were copied: they had arrived in segments, or in one piece with their header.
+    copied_bytes: u64,
     round_trip_us: Option<u64>,
     round_trip_min_us: Option<u64>,
     /// Congestion window.
@@ -99,9 +103,11 @@ impl From<PacketStatus> for EclStats {
             packet_bytes: status.packet_bytes,
             packets_sent: status.packets_sent,
             packets_lost: status.packets_lost,
+            black_holes: status.black_holes,
             quanta_repaired: status.quanta_repaired,
             packets_received: status.packets_received,
-            placed_bytes: status.placed_bytes,
+            received_bytes: status.received_bytes,
+            copied_bytes: status.copied_bytes,
             round_trip_us: micros(status.round_trip),
             round_trip_min_us: micros(status.smallest_round_trip),
             window_bytes: status.window_bytes,
@@ -114,17 +120,33 @@ pub(crate) fn packets_in_words(status: &PacketStatus) -> String {
     let lost = percent(status.packets_lost, status.packets_sent);
     let round_trip = status.round_trip.unwrap_or_default().as_secs_f64() * 1000.0;
     format!(
-        "quantum {}, packets up to {} bytes, {lost} lost{}, round trip {round_trip:.2} ms, congestion window {}",
+        "quantum {}, packets up to {} bytes{}, {lost} lost{}, {}, round trip {round_trip:.2} ms, congestion window {}",
         status.quantum_bytes,
         status.packet_bytes,
+        reduced_in_words(status.black_holes),
         repaired_in_words(status.quanta_repaired),
+        received_in_words(status.received_bytes, status.copied_bytes),
         window_in_words(status.window_bytes)
     )
+}
+
+/// How often packets have had to become shorter, if ever.
+pub(crate) fn reduced_in_words(times: u64) -> String {
+    match times {
+        0 => String::new(),
+        1 => " (longer ones vanished: reduced once)".to_owned(),
+        _ => format!(" (longer ones vanished: reduced {times} times)"),
+    }
 }
 
 /// What parity has restored, if anything.
 pub(crate) fn repaired_in_words(quanta: u64) -> String {
     if quanta == 0 { String::new() } else { format!(" ({quanta} quanta to us restored by parity)") }
+}
+
+/// Bytes of blocks received, and the share of them that did not stay where they were received.
+pub(crate) fn received_in_words(received_bytes: u64, copied_bytes: u64) -> String {
+    format!("{} of blocks received ({} copied)", show_size(received_bytes), percent(copied_bytes, received_bytes))
 }
 
 /// A congestion window; of 0 bytes it is TCP's, which carries the packets.

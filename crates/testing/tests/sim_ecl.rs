@@ -73,6 +73,7 @@ fn sim_ecl_survives_crashes() {
 fn sim_ecl_follows_the_path() {
     let seen = all_pass(Profile::Mtu, SEEDS);
     assert!(seen.too_long > 0 && seen.black_holes > 0 && seen.copied_bytes > 0 && seen.placed_bytes > 0, "{seen:?}");
+    assert_eq!(seen.reductions, seen.black_holes, "each is told once");
 }
 
 #[test]

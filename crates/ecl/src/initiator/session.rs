@@ -15,6 +15,7 @@ use crate::connection::{Connection, Datagram, Fault, Outgoing, Packet, Role, SIL
 use crate::credit::UsableCredits;
 use crate::error::{CloseReason, PeerMisbehaved};
 use crate::header::{Flags, Header, Operation, Segment, u32_at};
+use crate::mtu::PathReduction;
 use crate::parity::Parity;
 use crate::planted::{Planted, PlantedFault};
 use crate::quantum;
@@ -31,6 +32,8 @@ const LOGOUT_MAX: Duration = Duration::from_secs(5);
 pub enum EclEvent {
     /// The target has answered a packet: commands can be sent.
     Established,
+    /// Packets to the target have to be shorter from now on.
+    PathReduced(PathReduction),
 }
 
 /// What a packet carries.
@@ -254,6 +257,9 @@ impl Session {
                 Settled::Acknowledged(Content::Manage(_) | Content::Logout) => {}
                 Settled::Lost(content) => self.resending.push_back(content),
             }
+        }
+        while let Some(reduction) = self.connection.mtu.poll_reduction() {
+            self.events.push_back(Event::Transport(EclEvent::PathReduced(reduction)));
         }
     }
 

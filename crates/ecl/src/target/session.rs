@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::connection::{Connection, Datagram, Fault, Outgoing, Packet, Role, SILENCE_MAX, Settled, Transmit};
 use crate::error::{CloseReason, PeerMisbehaved};
 use crate::header::{Header, Operation};
+use crate::mtu::PathReduction;
 use crate::statistics::Statistics;
 use crate::tag::SinkTag;
 
@@ -34,7 +35,7 @@ pub struct Session {
     /// What was lost.
     resending: VecDeque<Content>,
     /// The end of the session, behind the events of its tasks.
-    closed: Option<Event<()>>,
+    closed: Option<Event<PathReduction>>,
     close_reason: Option<CloseReason>,
     drain: Option<(Instant, Duration)>,
     /// The last packet, once the session is over.
@@ -187,8 +188,12 @@ impl Session {
     }
 
     /// The next event.
-    pub fn poll_event(&mut self) -> Option<Event<()>> {
-        if self.is_closed { self.closed.take() } else { self.tasks.poll_event() }
+    pub fn poll_event(&mut self) -> Option<Event<PathReduction>> {
+        if self.is_closed {
+            return self.closed.take();
+        }
+        let reduction = self.connection.mtu.poll_reduction();
+        reduction.map(Event::Transport).or_else(|| self.tasks.poll_event())
     }
 
     /// Answers a command. False when the task is gone: nothing will be sent.

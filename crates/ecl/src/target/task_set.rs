@@ -15,6 +15,7 @@ use crate::connection::{Fault, Outgoing, Packet};
 use crate::credit::GrantedCredits;
 use crate::error::{Dropped, PeerMisbehaved};
 use crate::header::{Flags, Header, Operation, Segment};
+use crate::mtu::PathReduction;
 use crate::parity::Parity;
 use crate::planted::{Planted, PlantedFault};
 use crate::quantum;
@@ -61,7 +62,7 @@ pub(super) struct TaskSet {
     credits: GrantedCredits,
     /// Tasks with something that was never sent; each in turn sends one packet.
     responding: VecDeque<SinkTag>,
-    events: VecDeque<Event<()>>,
+    events: VecDeque<Event<PathReduction>>,
     pub(super) transfers: TransferCounts,
 }
 
@@ -86,7 +87,7 @@ impl TaskSet {
         }
     }
 
-    pub(super) fn poll_event(&mut self) -> Option<Event<()>> {
+    pub(super) fn poll_event(&mut self) -> Option<Event<PathReduction>> {
         self.events.pop_front()
     }
 

@@ -6,15 +6,16 @@ use strongroom_scsi::transport::target::{self, Event, ManagementId, Response, Ta
 use strongroom_scsi::transport::{Lun, TaskManagementResult};
 
 use super::session::Session;
+use crate::mtu::PathReduction;
 
 /// Most blocks of one part of a read. Each travels in packets of its own; the bound keeps a part's records in one piece of memory.
 const PART_BLOCKS_MAX: usize = 256;
 
 impl target::Session for Session {
-    /// There is none: the login is over, and the only connection has no events.
-    type TransportEvent = ();
+    /// Packets to the initiator have to be shorter from now on.
+    type TransportEvent = PathReduction;
 
-    fn poll_event(&mut self) -> Option<Event<()>> {
+    fn poll_event(&mut self) -> Option<Event<PathReduction>> {
         self.poll_event()
     }
 

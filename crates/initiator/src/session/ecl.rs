@@ -7,7 +7,7 @@ use std::time::Instant;
 use strongroom_block::{Buffer, Custody};
 use strongroom_ecl::initiator::{EclEvent, Session};
 use strongroom_ecl::login::{Carrier, LoginAnswer, LoginGrant, LoginRequest};
-use strongroom_ecl::{Config, Datagram, EclKeys, Ecn, RekeyLimits, Scheme, Transmit};
+use strongroom_ecl::{Config, Datagram, EclKeys, Ecn, PathReduction, RekeyLimits, Scheme, Transmit};
 use strongroom_handshake::{HandshakeError, PublicKey};
 use strongroom_iscsi::{Digests, LoginStatus};
 use strongroom_net::{
@@ -259,8 +259,12 @@ impl SessionTransport for EclTransport {
         Ok(())
     }
 
-    fn handle_event(&mut self, _now: Instant, _options: &AttachOptions, event: EclEvent) -> SessionChange {
+    fn handle_event(&mut self, _now: Instant, options: &AttachOptions, event: EclEvent) -> SessionChange {
         match event {
+            EclEvent::PathReduced(reduction) => {
+                warn_of_path(options, reduction);
+                SessionChange::None
+            }
             EclEvent::Established => {
                 for wire in &mut self.wires {
                     wire.is_in_session = true;
@@ -326,9 +330,11 @@ impl SessionTransport for EclTransport {
             packet_bytes: measured.packet_bytes,
             packets_sent: measured.packets_sent,
             packets_lost: measured.packets_lost,
+            black_holes: measured.black_holes,
             quanta_repaired: measured.quanta_repaired,
             packets_received: measured.packets_received,
-            placed_bytes: measured.placed_bytes,
+            received_bytes: measured.received_bytes(),
+            copied_bytes: measured.copied_bytes,
             round_trip: measured.rtt,
             smallest_round_trip: measured.rtt_min,
             window_bytes: measured.window_bytes,
@@ -342,6 +348,17 @@ impl SessionTransport for EclTransport {
         self.send_packets(usize::MAX);
         self.wires.iter_mut().for_each(|wire| wire.connection.link.close());
     }
+}
+
+/// Packets of one size do not arrive any more, while shorter ones do.
+fn warn_of_path(options: &AttachOptions, PathReduction { from_bytes, to_bytes }: PathReduction) {
+    tracing::warn!(
+        url = %options.url,
+        from_bytes,
+        to_bytes,
+        "ECL packets as long as before do not reach the target any more, and shorter ones do: a link on the path has a smaller MTU now. Nothing is \
+         lost; blocks travel in shorter packets, which is slower. Find that link, or set the MTU of both ends to what the path carries"
+    );
 }
 
 /// The error of a login's link that has ended.

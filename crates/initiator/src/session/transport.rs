@@ -206,12 +206,16 @@ pub struct PacketStatus {
     pub packets_sent: u64,
     /// Of those, packets that counted as lost.
     pub packets_lost: u64,
+    /// How often packets have had to become shorter, because those of one size vanished while shorter ones arrived.
+    pub black_holes: u64,
     /// Quanta that were lost on the way here, and restored by parity.
     pub quanta_repaired: u64,
     /// Packets received and used.
     pub packets_received: u64,
-    /// Bytes of quanta that were received into memory of their own, and not copied.
-    pub placed_bytes: u64,
+    /// Bytes of quanta received.
+    pub received_bytes: u64,
+    /// Of those, bytes that were copied: they had arrived in segments, or in one piece with their header.
+    pub copied_bytes: u64,
     /// Smoothed round trip, once it was measured.
     pub round_trip: Option<Duration>,
     /// The smallest round trip.

@@ -5,9 +5,10 @@
 mod attacks;
 mod path;
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockDevice, Buffer, Lba, Mode, Request, Token};
+use strongroom_block::{BlockDevice, Buffer, BufferMut, Lba, Mode, Request, Token};
 use strongroom_channel::Scheme;
 use strongroom_initiator::{
     AttachError, AttachOptions, RemoteDevice, VolumeUrl, discard_blocking, flush_blocking, inquire, read_blocking,
@@ -70,7 +71,7 @@ fn what_is_written_over_ecl_is_read_over_either_transport() {
         assert_eq!(packets.quantum_bytes, 4096);
         assert!(packets.round_trip.is_some() && packets.packets_received > 100, "{packets:?}");
         // The path over loopback takes whole quanta, which are received into memory of their own.
-        assert!(packets.packet_bytes > 4096 && packets.placed_bytes > 100 * 4096, "{packets:?}");
+        assert!(packets.packet_bytes > 4096 && packets.received_bytes > 100 * 4096, "{packets:?}");
         device.detach().unwrap();
         for url in [url(&host, volume), host.url(volume)] {
             let bob = RemoteDevice::attach(host.bobs_options(url)).unwrap();
@@ -163,6 +164,61 @@ fn lost_repeated_and_shortened_packets_are_survived() {
     assert_eq!(host.stats().misbehaved, 0);
 }
 
+/// A link's MTU becomes smaller under an association whose packets are longer.
+#[test]
+fn a_path_that_shrinks_is_counted_at_both_ends_and_loses_nothing() {
+    let host = start(|_| {});
+    let path = Path::before(&host);
+    let device = RemoteDevice::attach(host.options(path.url("vault"))).unwrap();
+    device.format().unwrap();
+    let before = pattern(1, 200 * BLOCK);
+    write_blocking(&device, Lba(100), Buffer::copy_from(&before), true).unwrap();
+    let long = |packets: usize| packets > 4096;
+    eventually("whole blocks in a packet", || {
+        read_blocking(&device, Lba(0), 50).unwrap();
+        long(device.status().packets.unwrap().packet_bytes) && long(host.association().packet_bytes)
+    });
+    path.set_udp(|_, len| len <= 2372);
+    let after = pattern(2, 200 * BLOCK);
+    write_blocking(&device, Lba(400), Buffer::copy_from(&after), true).unwrap();
+    assert!(read_blocking(&device, Lba(100), 200).unwrap()[..] == before);
+    assert!(read_blocking(&device, Lba(400), 200).unwrap()[..] == after);
+    let (initiator, target) = (device.status().packets.unwrap(), host.association());
+    assert_eq!((initiator.packet_bytes, target.packet_bytes), (2224, 2224), "the longest that passes");
+    assert_eq!((initiator.black_holes, target.black_holes), (1, 1), "{initiator:?} {target:?}");
+    assert_eq!((device.status().connections, host.stats().misbehaved), (1, 0));
+    device.detach().unwrap();
+}
+
+/// Where packets carry whole blocks, these stay where the kernel has put them, at both ends.
+#[test]
+fn next_to_nothing_is_copied_on_the_normal_path() {
+    let host = start(|_| {});
+    let device = attach(&host, "vault");
+    device.format().unwrap();
+    eventually("whole blocks in a packet", || {
+        write_blocking(&device, Lba(0), Buffer::copy_from(&pattern(1, 50 * BLOCK)), false).unwrap();
+        read_blocking(&device, Lba(0), 50).unwrap();
+        device.status().packets.unwrap().packet_bytes > 4096 && host.association().packet_bytes > 4096
+    });
+    let counts = || {
+        let (initiator, target) = (device.status().packets.unwrap(), host.association());
+        [(initiator.received_bytes, initiator.copied_bytes), (target.received_bytes, target.copied_bytes)]
+    };
+    let before = counts();
+    for round in 0..16 {
+        let data = pattern(round, 512 * BLOCK);
+        write_blocking(&device, Lba(1000), Buffer::copy_from(&data), false).unwrap();
+        assert!(read_blocking(&device, Lba(1000), 512).unwrap()[..] == data);
+    }
+    for (end, (before, after)) in ["initiator", "target"].into_iter().zip(before.into_iter().zip(counts())) {
+        let (received, copied) = (after.0 - before.0, after.1 - before.1);
+        assert!(received >= 32 << 20, "{end}: {received} bytes received");
+        assert!(copied * 100 <= received, "{end}: {copied} of {received} bytes copied");
+    }
+    device.detach().unwrap();
+}
+
 #[test]
 fn where_udp_is_blocked_the_connection_carries_the_packets() {
     let host = Host::start_with(&[VolumeSpec::sealed("vault", SIZE), trusted()], |config| config.workers = Some(2));
@@ -245,6 +301,101 @@ fn survives_cuts(url: fn(&Path) -> VolumeUrl) {
     eventually("one session", || host.stats().sessions == 1);
     assert!(device.status().connections >= 4, "{:?}", device.status());
     device.detach().unwrap();
+    assert_eq!(host.stats().misbehaved, 0);
+}
+
+/// Keeps this many reads and writes of 64 KiB under way until it is over; counts the bytes that were moved.
+fn keep_busy(device: &RemoteDevice, requests: u64, moved: &AtomicU64, is_over: &AtomicBool) {
+    const BLOCKS: u64 = 16;
+    let data = Buffer::copy_from(&pattern(1, BLOCKS as usize * BLOCK));
+    let submit = |at: u64| {
+        let lba = Lba(at % 128 * BLOCKS);
+        let request = match at % 2 {
+            0 => Request::Read { lba, buffer: BufferMut::zeroed(BLOCKS as usize * BLOCK) },
+            _ => Request::Write { lba, data: data.clone(), fua: false },
+        };
+        device.submit(Token(at), request);
+    };
+    (0..requests).for_each(submit);
+    let (mut completions, mut next, mut under_way) = (Vec::new(), requests, requests);
+    while under_way > 0 {
+        assert!(device.wait(Some(Duration::from_secs(60))), "nothing completes");
+        device.poll_completions(&mut completions);
+        for completion in completions.drain(..) {
+            completion.result.unwrap();
+            moved.fetch_add(BLOCKS * BLOCK as u64, Ordering::Relaxed);
+            if is_over.load(Ordering::Relaxed) {
+                under_way -= 1;
+            } else {
+                submit(next);
+                next += 1;
+            }
+        }
+    }
+}
+
+/// Ends what [`keep_busy`] does, also when a test fails.
+struct EndOfWork<'a>(&'a AtomicBool);
+
+impl Drop for EndOfWork<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// One worker, and an initiator that has 8 MiB under way all the time. What another one asks for is not answered behind all of that, but in its
+/// turn.
+#[test]
+fn an_initiator_with_much_under_way_does_not_hold_up_another_one() {
+    const REQUESTS: u64 = 128;
+    const UNDER_WAY: u64 = REQUESTS * (64 << 10);
+    let host = start(|config| config.workers = Some(1));
+    let greedy = attach(&host, "vault");
+    greedy.format().unwrap();
+    let modest = RemoteDevice::attach(host.bobs_options(url(&host, "vault"))).unwrap();
+    let (moved, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let mut meanwhile: Vec<u64> = std::thread::scope(|scope| {
+        let _end = EndOfWork(&is_over);
+        scope.spawn(|| keep_busy(&greedy, REQUESTS, &moved, &is_over));
+        eventually("it is busy", || moved.load(Ordering::Relaxed) > UNDER_WAY);
+        let turns = (0..100_u64).map(|at| {
+            let before = moved.load(Ordering::Relaxed);
+            match at % 2 {
+                0 => drop(read_blocking(&modest, Lba(3000 + at), 1).unwrap()),
+                _ => write_blocking(&modest, Lba(3000 + at), block(at as u8), false).unwrap(),
+            }
+            moved.load(Ordering::Relaxed) - before
+        });
+        turns.collect()
+    });
+    meanwhile.sort_unstable();
+    let typical = meanwhile[meanwhile.len() / 2];
+    assert!(typical < UNDER_WAY / 4, "{typical} bytes of the other one were moved meanwhile: {meanwhile:?}");
+    assert_eq!((host.stats().sessions, host.stats().misbehaved), (2, 0));
+}
+
+/// Where the memory budget is small, many initiators that all write get on, each with credits for less, and their data stays within the budget.
+#[test]
+fn the_memory_of_many_initiators_is_bounded_in_total() {
+    const BUDGET: u64 = 64 << 20;
+    let host = start(|config| config.limits.memory_bytes = Some(BUDGET));
+    attach(&host, "vault").format().unwrap();
+    let devices: Vec<RemoteDevice> = (0..12).map(|_| attach(&host, "vault")).collect();
+    let (moved, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let _end = EndOfWork(&is_over);
+        for device in &devices {
+            let (moved, is_over) = (&moved, &is_over);
+            scope.spawn(move || keep_busy(device, 64, moved, is_over));
+        }
+        eventually("all of it was moved", || {
+            let memory = host.memory();
+            // A command of each may go beyond.
+            let most = memory.budget_bytes - memory.reserve_bytes + (devices.len() as u64) * (1 << 20);
+            assert!(memory.used_bytes() <= most, "{memory:?}");
+            moved.load(Ordering::Relaxed) >= 12 * (32 << 20)
+        });
+    });
     assert_eq!(host.stats().misbehaved, 0);
 }
 

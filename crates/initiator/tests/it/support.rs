@@ -17,10 +17,11 @@ use strongroom_initiator::{
 };
 use strongroom_net::NetError;
 use strongroom_seal::{KeyPurpose, KeyWrapper, SealContext, VolumeKeyFile, VolumeSealer, WrappingKey};
+use strongroom_target::admin::EclReport;
 use strongroom_target::config::{PeerRule, PlainRule};
 use strongroom_target::{
-    Catalogue, ChapSecrets, Config, SealedSpec, StartError, Stats, Target, TargetHandle, TargetOptions, Volume,
-    VolumeSpec,
+    Catalogue, ChapSecrets, Config, MemoryReport, SealedSpec, StartError, Stats, Target, TargetHandle, TargetOptions,
+    Volume, VolumeSpec,
 };
 
 pub(crate) const ALICE: &str = "iqn.2026-11.org.example:alice";
@@ -86,6 +87,18 @@ impl Host {
     /// What the target counts.
     pub(crate) fn stats(&self) -> Stats {
         self.target.as_ref().expect("it runs").stats()
+    }
+
+    /// The packets of its only session, which is over ECL.
+    pub(crate) fn association(&self) -> EclReport {
+        let report = self.target.as_ref().expect("it runs").reporter().report();
+        let [session] = &report.status.sessions[..] else { panic!("one session: {:?}", report.status.sessions) };
+        session.ecl.expect("it is over ECL")
+    }
+
+    /// What it holds in memory.
+    pub(crate) fn memory(&self) -> MemoryReport {
+        self.target.as_ref().expect("it runs").reporter().report().status.memory
     }
 
     pub(crate) fn stop(&mut self) {

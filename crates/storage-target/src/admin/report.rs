@@ -145,11 +145,20 @@ pub struct EclReport {
     pub packets_sent: u64,
     /// Of those, packets that counted as lost.
     pub packets_lost: u64,
+    /// How often packets have had to become shorter, because those of one size vanished while shorter ones arrived.
+    #[serde(default)]
+    pub black_holes: u64,
     /// Quanta that were lost on the way here, and restored by parity.
     #[serde(default)]
     pub quanta_repaired: u64,
     /// Packets received and used.
     pub packets_received: u64,
+    /// Bytes of sealed blocks received.
+    #[serde(default)]
+    pub received_bytes: u64,
+    /// Of those, bytes that were copied, because they had arrived in segments or in one piece with their header.
+    #[serde(default)]
+    pub copied_bytes: u64,
     /// Smoothed round trip, in microseconds, once it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<u64>,

@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use strongroom_ecl::{Datagram, Ecn, Transmit, target as ecl};
+use strongroom_ecl::{Datagram, Ecn, PathReduction, Transmit, target as ecl};
 use strongroom_iscsi::target::{Command, Response, Statistics, TaskId, TaskManagement};
 use strongroom_net::{LinkPacket, UdpPacket, UdpPath, UdpSent, UdpSocket, UdpTransmit};
 use strongroom_scsi::transport::target::Event;
 
 use super::session_end::SessionEnd;
 use crate::admin::EclReport;
+use crate::budget::WritePromise;
 use crate::stats::PacketCounts;
 
 /// Packets that are made together: they leave in few calls.
@@ -29,6 +30,7 @@ const TIMER_MIN: Duration = Duration::from_micros(20);
 pub(super) enum EclEvent {
     Command(Command),
     TaskManagement(TaskManagement),
+    PathReduced(PathReduction),
     Closed(SessionEnd),
 }
 
@@ -50,6 +52,8 @@ pub(super) struct EclSession {
     backlog: VecDeque<UdpTransmit>,
     wake_at: Option<Instant>,
     done: Statistics,
+    /// Of the write data that its credits allow.
+    _promise: WritePromise,
 }
 
 impl EclSession {
@@ -58,6 +62,7 @@ impl EclSession {
         machine: ecl::Session,
         (connection_id, quantum_bytes): (u32, u32),
         carrier: PacketCarrier,
+        promise: WritePromise,
     ) -> EclSession {
         EclSession {
             machine,
@@ -67,6 +72,7 @@ impl EclSession {
             backlog: VecDeque::new(),
             wake_at: None,
             done: Statistics::default(),
+            _promise: promise,
         }
     }
 
@@ -99,7 +105,7 @@ impl EclSession {
             Event::Closed { reason, .. } => {
                 EclEvent::Closed(self.machine.close_reason().map_or(SessionEnd::Other(reason), SessionEnd::from))
             }
-            Event::Transport(()) => return None,
+            Event::Transport(reduction) => EclEvent::PathReduced(reduction),
         })
     }
 
@@ -166,7 +172,14 @@ impl EclSession {
     /// Its packets so far.
     pub(super) fn packets(&self) -> PacketCounts {
         let measured = self.machine.statistics();
-        PacketCounts { sent: measured.packets_sent, lost: measured.packets_lost, received: measured.packets_received }
+        PacketCounts {
+            sent: measured.packets_sent,
+            lost: measured.packets_lost,
+            black_holes: measured.black_holes,
+            received: measured.packets_received,
+            received_bytes: measured.received_bytes(),
+            copied_bytes: measured.copied_bytes,
+        }
     }
 
     /// What `status` shows.
@@ -177,8 +190,11 @@ impl EclSession {
             packet_bytes: measured.packet_bytes,
             packets_sent: measured.packets_sent,
             packets_lost: measured.packets_lost,
+            black_holes: measured.black_holes,
             quanta_repaired: measured.quanta_repaired,
             packets_received: measured.packets_received,
+            received_bytes: measured.received_bytes(),
+            copied_bytes: measured.copied_bytes,
             round_trip_us: measured.rtt.map(|rtt| rtt.as_micros() as u64),
             window_bytes: measured.window_bytes,
             rekeys: measured.rekeys,

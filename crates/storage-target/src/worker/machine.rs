@@ -288,7 +288,8 @@ impl RoutedWorker {
         let names = (config.connection_id, config.quantum_bytes);
         // No socket, and no address: the simulation takes its packets.
         let carrier = PacketCarrier::Udp { socket: 0, local: None };
-        let machine = EclSession::new(ecl::Session::new(now, config), names, carrier);
+        let promise = self.budget.promise(config.window_bytes);
+        let machine = EclSession::new(ecl::Session::new(now, config), names, carrier, promise);
         self.begin_session(now, grant, machine, (ConnectionId::ONLY, ConnectionKey(connection)));
     }
 
@@ -363,7 +364,7 @@ impl RoutedWorker {
         let mut closed = None;
         while let Some(event) = self.routing.next_event(now, &mut session) {
             match event {
-                SessionEvent::SendTargets(..) | SessionEvent::ConnectionClosed(..) => {}
+                SessionEvent::SendTargets(..) | SessionEvent::ConnectionClosed(..) | SessionEvent::PathReduced(_) => {}
                 SessionEvent::Closed(reason) => {
                     closed = Some(reason);
                     break;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use strongroom_ecl::login::{Carrier, LoginAnswer, LoginGrant as EclGrant};
-use strongroom_ecl::{Config, Datagram, EclKeys, Parity, Scheme, target as ecl};
+use strongroom_ecl::{Config, Datagram, EclKeys, Parity, PathReduction, Scheme, target as ecl};
 use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login};
 use strongroom_net::PacketSplit;
@@ -130,8 +130,9 @@ impl Worker {
         let limits = self.logins.policy.limits();
         let mut config = Config::new(keys, connection_id, peer, block_bytes);
         (config.is_stream, config.parity) = (is_stream, parity);
-        config.window_bytes = limits.write_memory_bytes;
-        config.transfer_bytes_max = crate::TRANSFER_BYTES_MAX;
+        let promise = self.services.budget.promise(limits.write_memory_bytes);
+        config.window_bytes = promise.bytes();
+        config.transfer_bytes_max = crate::TRANSFER_BYTES_MAX.min(u32::try_from(promise.bytes()).unwrap_or(u32::MAX));
         config.queue_depth = config.queue_depth.min(limits.queue_depth);
         config.holds_keys = grant.unit.as_ref()?.has_block_keys;
         let answer = LoginAnswer::Granted(EclGrant {
@@ -148,7 +149,7 @@ impl Worker {
             connection.link.begin_packets();
         }
         let machine = ecl::Session::new(self.now, &config);
-        Some(EclSession::new(machine, (connection_id, block_bytes), carrier))
+        Some(EclSession::new(machine, (connection_id, block_bytes), carrier, promise))
     }
 
     fn announce(&self, session: &Session, connection: &Connection) {
@@ -179,6 +180,7 @@ impl Worker {
             match event {
                 SessionEvent::SendTargets(id, question) => self.send_targets(&session, id, question),
                 SessionEvent::ConnectionClosed(id, reason) => self.connection_closed(&mut session, id, &reason),
+                SessionEvent::PathReduced(reduction) => warn_of_path(&session, reduction),
                 SessionEvent::Closed(reason) => return self.session_closed(session, &reason),
             }
         }
@@ -251,6 +253,19 @@ impl Worker {
         }
         self.services.metrics.counters.session_ends(session.key);
     }
+}
+
+/// Packets of one size do not arrive any more, while shorter ones do.
+fn warn_of_path(session: &Session, PathReduction { from_bytes, to_bytes }: PathReduction) {
+    tracing::warn!(
+        address = %session.peer.address,
+        initiator = for_log(&session.peer.initiator_name),
+        volume = session.volume().map_or("", VolumeName::as_str),
+        from_bytes,
+        to_bytes,
+        "ECL packets as long as before do not reach the initiator any more, and shorter ones do: a link on the path has a smaller MTU now. Nothing \
+         is lost; blocks travel in shorter packets, which is slower. Find that link, or set the MTU of both ends to what the path carries"
+    );
 }
 
 /// A sealed block is sent in one PDU: an initiator that takes less cannot be served.

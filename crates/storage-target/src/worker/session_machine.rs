@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use strongroom_ecl::PathReduction;
 use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{
     self as iscsi, Command, ConnectionId, ManagementId, Response, SendTargets, TaskId, TaskManagement,
@@ -28,6 +29,7 @@ pub(super) enum MachineEvent {
 pub(super) enum SessionEvent {
     SendTargets(ConnectionId, SendTargets),
     ConnectionClosed(ConnectionId, CloseReason),
+    PathReduced(PathReduction),
     Closed(SessionEnd),
 }
 
@@ -99,6 +101,7 @@ impl SessionMachine {
             SessionMachine::Ecl(session) => Some(match session.poll_event()? {
                 EclEvent::Command(command) => MachineEvent::Command(command),
                 EclEvent::TaskManagement(request) => MachineEvent::TaskManagement(request),
+                EclEvent::PathReduced(reduction) => MachineEvent::Session(SessionEvent::PathReduced(reduction)),
                 EclEvent::Closed(end) => MachineEvent::Session(SessionEvent::Closed(end)),
             }),
         }

@@ -11,7 +11,7 @@ use strongroom_target::admin::{ScheduleReport, SessionReport, StatusReport, Volu
 
 use super::space::space_text;
 use crate::admin::{AdminArgs, ask_status};
-use crate::stats_file::{percent, repaired_in_words, window_in_words};
+use crate::stats_file::{percent, received_in_words, reduced_in_words, repaired_in_words, window_in_words};
 use crate::table::Table;
 use crate::units::{parse_duration, show_duration, show_size, show_time};
 
@@ -269,13 +269,15 @@ fn print_associations(report: &StatusReport) {
     for (id, ecl) in associations {
         let round_trip = ecl.round_trip_us.map_or_else(|| "-".to_owned(), |us| format!("{:.2} ms", us as f64 / 1000.0));
         println!(
-            "  {id}: ECL, quantum {}, packets up to {} bytes, {} of {} sent lost ({}){}, round trip {round_trip}, congestion window {}",
+            "  {id}: ECL, quantum {}, packets up to {} bytes{}, {} of {} sent lost ({}){}, {}, round trip {round_trip}, congestion window {}",
             ecl.quantum_bytes,
             ecl.packet_bytes,
+            reduced_in_words(ecl.black_holes),
             ecl.packets_lost,
             ecl.packets_sent,
             percent(ecl.packets_lost, ecl.packets_sent),
             repaired_in_words(ecl.quanta_repaired),
+            received_in_words(ecl.received_bytes, ecl.copied_bytes),
             window_in_words(ecl.window_bytes)
         );
     }

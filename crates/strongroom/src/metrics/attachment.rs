@@ -45,7 +45,10 @@ strongroom_metrics::metrics! { #[cfg(test)] ALL:
     PACKET = gauge "strongroom_attachment_ecl_packet_bytes" [] "Longest packet that the path takes, as far as is known.";
     PACKETS_SENT = counter "strongroom_attachment_ecl_packets_sent" [] "ECL packets sent by the association, or by the last one.";
     PACKETS_LOST = counter "strongroom_attachment_ecl_packets_lost" [] "ECL packets sent that counted as lost.";
+    BLACK_HOLES = counter "strongroom_attachment_ecl_black_holes" [] "Times that ECL packets had to become shorter, because longer ones vanished.";
     PACKETS_RECEIVED = counter "strongroom_attachment_ecl_packets_received" [] "ECL packets received and used.";
+    BLOCKS_RECEIVED = counter "strongroom_attachment_ecl_received_bytes" [] "Bytes of sealed blocks received over ECL.";
+    BLOCKS_COPIED = counter "strongroom_attachment_ecl_copied_bytes" [] "Of those, bytes that were copied after they had been received.";
     ROUND_TRIP = gauge "strongroom_attachment_ecl_round_trip_seconds" [] "Smoothed round trip of the association.";
     ROUND_TRIP_MIN = gauge "strongroom_attachment_ecl_round_trip_min_seconds" [] "Smallest round trip of the association.";
     WINDOW = gauge "strongroom_attachment_ecl_window_bytes" [] "Congestion window of the association.";
@@ -184,7 +187,10 @@ fn add_packets(out: &mut Exposition, packets: &PacketStatus) {
     out.add(&PACKET, &[], packets.packet_bytes);
     out.add(&PACKETS_SENT, &[], packets.packets_sent);
     out.add(&PACKETS_LOST, &[], packets.packets_lost);
+    out.add(&BLACK_HOLES, &[], packets.black_holes);
     out.add(&PACKETS_RECEIVED, &[], packets.packets_received);
+    out.add(&BLOCKS_RECEIVED, &[], packets.received_bytes);
+    out.add(&BLOCKS_COPIED, &[], packets.copied_bytes);
     out.add_known(&ROUND_TRIP, &[], seconds(packets.round_trip));
     out.add_known(&ROUND_TRIP_MIN, &[], seconds(packets.smallest_round_trip));
     out.add(&WINDOW, &[], packets.window_bytes);

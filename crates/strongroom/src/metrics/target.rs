@@ -34,7 +34,10 @@ strongroom_metrics::metrics! { #[cfg(test)] ALL:
     DATAGRAMS_DROPPED = counter "strongroom_target_datagrams_dropped" [] "Packets at the UDP ports that belong to no association.";
     PACKETS_SENT = counter "strongroom_target_ecl_packets_sent" [] "ECL packets sent.";
     PACKETS_LOST = counter "strongroom_target_ecl_packets_lost" [] "ECL packets sent that counted as lost.";
+    BLACK_HOLES = counter "strongroom_target_ecl_black_holes" [] "Times that ECL packets had to become shorter, because longer ones vanished.";
     PACKETS_RECEIVED = counter "strongroom_target_ecl_packets_received" [] "ECL packets received and used.";
+    BLOCKS_RECEIVED = counter "strongroom_target_ecl_received_bytes" [] "Bytes of sealed blocks received over ECL.";
+    BLOCKS_COPIED = counter "strongroom_target_ecl_copied_bytes" [] "Of those, bytes that were copied after they had been received.";
     ROUND_TRIP = gauge "strongroom_target_ecl_round_trip_seconds" [] "Longest smoothed round trip of an ECL association.";
     WINDOW = gauge "strongroom_target_ecl_window_bytes" [] "Smallest congestion window of an ECL association.";
     MEMORY_BUDGET = gauge "strongroom_target_memory_budget_bytes" [] "Bound on the memory of the process.";
@@ -97,7 +100,10 @@ pub(crate) fn exposition(report: &MetricsReport) -> Exposition {
     }
     out.add(&PACKETS_SENT, &[], packets.sent);
     out.add(&PACKETS_LOST, &[], packets.lost);
+    out.add(&BLACK_HOLES, &[], packets.black_holes);
     out.add(&PACKETS_RECEIVED, &[], packets.received);
+    out.add(&BLOCKS_RECEIVED, &[], packets.received_bytes);
+    out.add(&BLOCKS_COPIED, &[], packets.copied_bytes);
     add_memory(out, &status.memory);
     add_iterations(out, &status.counters.iterations);
     for schedule in &status.schedules {

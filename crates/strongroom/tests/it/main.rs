@@ -28,6 +28,7 @@ mod refusals;
 mod search;
 mod secrets;
 mod sending;
+mod shrinking;
 mod snapshots;
 mod stage;
 mod store_tools;

@@ -83,6 +83,10 @@ fn a_target_is_scraped(transport: Transport) {
     assert!(after.value("strongroom_target_iteration_cpu_seconds_count", &[]) > Some(0.0));
     let sent = after.value("strongroom_target_ecl_packets_sent_total", &[]);
     assert_eq!(sent > Some(0.0), transport == Transport::Ecl, "{sent:?}");
+    let received = after.value("strongroom_target_ecl_received_bytes_total", &[]);
+    let is_counted = received >= Some(f64::from(1 << 20));
+    assert_eq!(is_counted, transport == Transport::Ecl, "{received:?}");
+    assert_eq!(after.value("strongroom_target_ecl_black_holes_total", &[]), Some(0.0));
     // It is closed when nobody uses it, and then has no metrics of its own any more.
     let attached = after.value("strongroom_target_volume_size_bytes", &[("volume", "vault")]);
     assert!(attached.is_none_or(|bytes| bytes == f64::from(16 << 20)), "{attached:?}");
@@ -177,6 +181,10 @@ fn an_attachment_is_scraped(transport: Transport) {
     assert!(samples.value("strongroom_attachment_request_seconds_sum", &[("operation", "write")]) > Some(0.0));
     let window = samples.value("strongroom_attachment_ecl_window_bytes", &[]);
     assert_eq!(window.is_some(), transport == Transport::Ecl);
+    for name in ["received_bytes", "copied_bytes", "black_holes"] {
+        let value = samples.value(&format!("strongroom_attachment_ecl_{name}_total"), &[]);
+        assert_eq!(value.is_some(), transport == Transport::Ecl, "{name}");
+    }
     assert!(!samples.text().contains("alice"));
     // Without its target it answers all the same, and has forgotten nothing.
     server.stop();

@@ -49,6 +49,7 @@ pub(crate) struct Seen {
     pub(crate) stale: u64,
     pub(crate) too_long: u64,
     pub(crate) black_holes: u64,
+    pub(crate) reductions: u64,
     pub(crate) copied_bytes: u64,
     pub(crate) placed_bytes: u64,
     pub(crate) rekeys: u64,
@@ -67,6 +68,7 @@ impl Seen {
         self.stale += other.stale;
         self.too_long += other.too_long;
         self.black_holes += other.black_holes;
+        self.reductions += other.reductions;
         self.copied_bytes += other.copied_bytes;
         self.placed_bytes += other.placed_bytes;
         self.rekeys += other.rekeys;
@@ -322,6 +324,7 @@ impl World {
                 scsi_target::Event::Closed { misbehaved, reason } => {
                     assert!(!misbehaved, "the target says: {reason}");
                 }
+                scsi_target::Event::Transport(_) => self.seen.reductions += 1,
                 other => panic!("nothing else was asked for: {other:?}"),
             }
         }
@@ -339,6 +342,7 @@ impl World {
                     }
                 }
                 Event::Transport(initiator::EclEvent::Established) => {}
+                Event::Transport(initiator::EclEvent::PathReduced(_)) => self.seen.reductions += 1,
                 Event::Closed { reason } => assert!(!reason.contains("broke the protocol"), "{reason}"),
                 other => panic!("nothing else was asked for: {other:?}"),
             }

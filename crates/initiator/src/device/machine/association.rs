@@ -134,6 +134,7 @@ impl SessionTransport for Association {
     fn handle_event(&mut self, _: Instant, _: &AttachOptions, event: EclEvent) -> SessionChange {
         match event {
             EclEvent::Established => SessionChange::LoggedIn,
+            EclEvent::PathReduced(_) => SessionChange::None,
         }
     }
 

@@ -1,13 +1,16 @@
 //! Attacks on the ports of a running target, and on what comes from it. Each test's name is in the threat model.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::mpsc;
 
-use strongroom_block::{Buffer, Lba};
-use strongroom_initiator::{RemoteDevice, flush_blocking, read_blocking, write_blocking};
+use strongroom_block::{Buffer, Lba, Suite};
+use strongroom_channel::Scheme;
+use strongroom_handshake::{alpn, ecl_alpn};
+use strongroom_initiator::{AttachError, RemoteDevice, flush_blocking, read_blocking, write_blocking};
 
 use super::path::Path;
 use super::{BLOCK, attach, pattern, start};
-use crate::support::eventually;
+use crate::support::{Message, Wire, eventually, mark};
 
 /// A socket of somebody who has no keys, and did not wait for answers.
 fn attacker(ip: [u8; 4]) -> UdpSocket {
@@ -111,4 +114,100 @@ fn attack_ecl_stream_changed_on_the_way() {
     assert!(device.status().connections > 1, "{:?}", device.status());
     assert_eq!(host.stats().misbehaved, 0);
     device.detach().unwrap();
+}
+
+/// The messages of TLS that begin a handshake (RFC 8446 §4).
+const CLIENT_HELLO: u8 = 1;
+const SERVER_HELLO: u8 = 2;
+
+/// Which of them a record consists of.
+fn hello(message: &Message<'_>) -> Option<u8> {
+    let is_handshake = message.kind == 0x16;
+    message.bytes.get(5).copied().filter(|kind| is_handshake && [CLIENT_HELLO, SERVER_HELLO].contains(kind))
+}
+
+/// The record of a hello with `name` as its only application protocol (RFC 7301), and all lengths as they have to be.
+fn with_protocol(record: &[u8], name: &[u8]) -> Vec<u8> {
+    let length = |at: usize| usize::from(u16::from_be_bytes([record[at], record[at + 1]]));
+    // Behind the headers of record and message: version, random and session id.
+    let mut at = 44 + usize::from(record[43]);
+    if record[5] == CLIENT_HELLO {
+        at += 2 + length(at);
+        at += 1 + usize::from(record[at]);
+    } else {
+        at += 3;
+    }
+    let mut extensions = vec![0, 16];
+    for len in [name.len() + 3, name.len() + 1] {
+        extensions.extend_from_slice(&(len as u16).to_be_bytes());
+    }
+    extensions.push(name.len() as u8);
+    extensions.extend_from_slice(name);
+    let (mut next, end) = (at + 2, at + 2 + length(at));
+    while next < end {
+        let behind = next + 4 + length(next + 2);
+        if record[next..next + 2] != [0, 16] {
+            extensions.extend_from_slice(&record[next..behind]);
+        }
+        next = behind;
+    }
+    let mut changed = record[..at].to_vec();
+    changed.extend_from_slice(&(extensions.len() as u16).to_be_bytes());
+    changed.extend(extensions);
+    let (record_bytes, message_bytes) = (changed.len() - 5, changed.len() - 9);
+    changed[3..5].copy_from_slice(&(record_bytes as u16).to_be_bytes());
+    changed[6..9].copy_from_slice(&(message_bytes as u32).to_be_bytes()[1..]);
+    changed
+}
+
+/// Somebody in the middle makes iSCSI of an offer of ECL, or ECL of one of iSCSI, or says in the target's name that it was agreed on: the
+/// handshake ends, nobody is logged in, and nothing is read or written.
+#[test]
+fn attack_ecl_downgrade_between_transports() {
+    let host = start(|_| {});
+    let device = attach(&host, "vault");
+    device.format().unwrap();
+    write_blocking(&device, Lba(7), Buffer::copy_from(&[7; BLOCK]), true).unwrap();
+    device.detach().unwrap();
+    let (ecl, iscsi) = (ecl_alpn(Scheme::Lazy, Suite::default()), alpn(Scheme::Lazy, Suite::default()));
+    for (transport, offered, other) in [("ecl", &ecl, &iscsi), ("ecl+tcp", &ecl, &iscsi), ("strongroom", &iscsi, &ecl)]
+    {
+        // With its own name in place of itself the offer is as good as before: it is not the rewriting that ends the handshake.
+        for (attacked, name) in [(CLIENT_HELLO, offered), (CLIENT_HELLO, other), (SERVER_HELLO, other)] {
+            let wire = Wire::before(&host);
+            let (answered, seen) = mpsc::channel();
+            let rewritten = name.clone();
+            wire.tamper_towards_target(move |message| {
+                if attacked == CLIENT_HELLO && hello(message) == Some(CLIENT_HELLO) {
+                    *message.bytes = with_protocol(message.bytes, &rewritten);
+                }
+            });
+            let rewritten = name.clone();
+            wire.tamper_towards_initiator(move |message| {
+                if hello(message) == Some(SERVER_HELLO) {
+                    let _ = answered.send(());
+                    if attacked == SERVER_HELLO {
+                        *message.bytes = with_protocol(message.bytes, &rewritten);
+                    }
+                }
+            });
+            let logins = host.stats().logins;
+            let url = format!("{transport}://{}/vault", wire.address).parse().unwrap();
+            let mut options = host.options(url);
+            options.channel.scheme = Some(Scheme::Lazy);
+            match RemoteDevice::attach(options) {
+                Ok(device) => {
+                    assert_eq!(name, offered, "{transport}: another transport was agreed on");
+                    assert_eq!(mark(&device, 7), 7);
+                    device.detach().unwrap();
+                }
+                Err(error) => {
+                    assert_ne!(name, offered, "{transport}: {error}");
+                    assert!(matches!(error, AttachError::Handshake(_) | AttachError::Unreachable(_)), "{error:?}");
+                    assert_eq!(host.stats().logins, logins, "nobody was logged in");
+                }
+            }
+            assert!(seen.try_recv().is_ok(), "{transport}: the target has taken the offer as it came");
+        }
+    }
 }
