@@ -15,7 +15,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build lab package-files install deb demo test test-product test-conformance test-console test-csi test-kernel test-ipsec test-package check fmt bench bench-quick bench-full bench-schemes bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-pairs bench-wan bench-ecl wan-lab fuzz soak clean
+.PHONY: help deps build lab package-files install deb demo test test-product test-conformance test-console test-csi test-kernel test-ipsec test-package check fmt bench bench-quick bench-full bench-schemes bench-peers bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-pairs bench-wan bench-ecl wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -99,17 +99,24 @@ bench-full: lab ## The papers' whole grid, for hours
 	@scripts/deps.sh --bench
 	@scripts/bench.sh --full
 
+# Each of the next four is one run of one commit. PROGRAMS="--program old=PATH --program new=PATH" has builds of strongroom-lab as contenders, by
+# turns in the same run: the last one is judged, and twice as many contenders take twice as long. ATTACH has builds of strongroom likewise.
 bench-schemes: lab ## What laziness buys, and what clients see of it: AES instructions, none, the paper's ciphers, limited targets: docs/bench/schemes.md (about 20 minutes, as root)
-	@scripts/bench-schemes.sh
+	@PROGRAMS="$(PROGRAMS)" scripts/bench-schemes.sh
 
-bench-profile: lab ## The CPU time of an I/O by stage, at both ends, in each scheme (as root, with perf; about 6 minutes): docs/bench/profile.md
+bench-peers: lab ## Our volumes beside other targets, and beside what secures iSCSI today, with 1 and 16 I/Os in flight (as root, about 15 minutes): docs/bench/peers.md
 	@scripts/deps.sh --bench
-	target/release/strongroom-lab profile --runs 5 --warm-up 0.3 --seconds 1 --volume-size 64MiB --fills 16 --json docs/bench/profile.jsonl --quiet
+	target/release/strongroom-lab peers $(PROGRAMS) --depths 1,16 --runs 5 --warm-up 0.2 --seconds 0.5 --json docs/bench/peers.jsonl --quiet
+	@target/release/strongroom-lab report docs/bench/peers.jsonl --peers docs/bench/peers.md
+
+bench-profile: lab ## The CPU time of an I/O by stage, at both ends, in each scheme and over ECL, and the bounds on missed goals (as root, with perf; about 12 minutes): docs/bench/profile.md
+	@scripts/deps.sh --bench
+	target/release/strongroom-lab profile $(PROGRAMS) --runs 5 --warm-up 0.3 --seconds 1 --volume-size 64MiB --fills 16 --json docs/bench/profile.jsonl --quiet
 	@target/release/strongroom-lab report docs/bench/profile.jsonl --profile docs/bench/profile.md
 
-bench-attach: build lab ## What a program gets from an attached volume, in FUSE, by NBD and in ext4 (as root, about 15 minutes; ATTACH="--program old=PATH --program new=PATH" compares releases): docs/bench/attach.md
+bench-attach: build lab ## What a program gets from an attached volume, in FUSE, by NBD and in ext4, and what 40 idle ones cost (as root, about 18 minutes; ATTACH="--program old=PATH --program new=PATH" compares releases): docs/bench/attach.md
 	@scripts/deps.sh --bench
-	target/release/strongroom-lab attach $(or $(ATTACH),--program target/release/strongroom) --json docs/bench/attach.jsonl --quiet
+	target/release/strongroom-lab attach $(or $(ATTACH),--program target/release/strongroom) --idle 40 --json docs/bench/attach.jsonl --quiet
 	@target/release/strongroom-lab report docs/bench/attach.jsonl --attach docs/bench/attach.md
 
 bench-pairs: ## Two builds of strongroom-lab compared, ten interleaved pairs of runs: OLD=PROGRAM NEW=PROGRAM (as root, about 10 minutes)

@@ -7,6 +7,7 @@
 #   scripts/bench-schemes.sh --tiny   everything once, as short as it goes: is it alive? Writes nothing into docs/
 #
 # LAB         the lab binary        [target/release/strongroom-lab]
+# PROGRAMS    "--program old=PATH --program new=PATH": builds of the lab that are compared, which takes as many times as long
 # BENCH_DIR   where results go      [target/bench]
 set -euo pipefail
 . "$(dirname "$0")/bench-results.sh" schemes.jsonl
@@ -18,6 +19,7 @@ saturated=(--seconds 0.5 --warm-up 0.1 --runs 3)
 near=(--seconds 0.5 --warm-up 0.1 --runs 7)
 # What users see needs five runs.
 client=(--seconds 0.5 --warm-up 0.1 --runs 5)
+first_second=(--seconds 1 --runs 5)
 fills=24
 case "${1:-}" in
   --tiny)
@@ -26,13 +28,21 @@ case "${1:-}" in
     saturated=("${time[@]}")
     near=("${time[@]}")
     client=("${time[@]}")
+    first_second=(--seconds 0.2 --runs 1)
     fills=1
     ;;
   "") ;;
   *) unknown_option "$1" ;;
 esac
 
-measure() { record "$*" "$@"; }
+read -r -a programs <<< "${PROGRAMS:-}"
+measure() {
+  local experiment=$1
+  shift
+  # A stream has no target of some release.
+  [ "$experiment" = stream ] || set -- "${programs[@]}" "$@"
+  record "$experiment $*" "$experiment" "$@"
+}
 
 # Nothing can be masked where there is nothing: the rows with AES instructions are the software rows then.
 can_mask=
@@ -77,6 +87,8 @@ seen_by_clients() {
   measure rawio --name "$name" --fills "$fills" --volume-size 64MiB --depths 16 "${client[@]}" "$@"
 }
 seen_by_clients client --schemes S0,S2-1,S2-5 --sizes 4k,64k --initiators 1,4,8
+# The first second of both ends, of new ones for each measurement.
+measure rawio --name client-first-second --just-started --schemes S0,S2-5 --patterns seqwrite,randwrite --sizes 64k --depths 16 "${first_second[@]}"
 if [ -n "$can_limit" ]; then
   seen_by_clients client-quota --schemes S0,S2-1,S2-5 --sizes 4k,64k --target-quota 40
   seen_by_clients client-quota-paper --schemes S0,S1-1,S1-2,S2-1,S2-5 --suites paper --sizes 64k "${sequential[@]}" --initiators 1,8 --target-quota 10

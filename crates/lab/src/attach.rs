@@ -2,14 +2,16 @@
 //! `--mount`, in every scheme and of every release that takes part; our own client does the same I/O on the same target without a front end, as
 //! the base line. Beside NBD: what else serves volumes so (`rivals`).
 //!
-//! Absent: how volumes are attached (`attachment`), and what fio is told and says (`fio`).
+//! Last, what attachments cost that nobody uses (`idle`). Absent: how volumes are attached (`attachment`), and what fio is told and says (`fio`).
 
+mod idle;
 mod rivals;
 mod served;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use idle::{BENCH_IDLE, IDLE_POLLS, measure_idle};
 pub(crate) use rivals::QEMU_LUKS;
 pub use rivals::Rival;
 pub use served::{AttachArguments, ServeOptions, ServedVolumes, Way};

@@ -16,6 +16,7 @@ mod peers;
 mod profile;
 mod progress;
 mod rawio;
+mod releases;
 mod report;
 mod results;
 mod site;
@@ -121,7 +122,11 @@ impl RunArgs {
 
     /// From here on Ctrl-C ends the benchmark in order.
     fn progress(&self, placement: Option<&Placement>) -> Result<Progress> {
-        let mut machine = Machine::look();
+        self.progress_on(Machine::look(), placement)
+    }
+
+    /// The same with a machine that has more to say.
+    fn progress_on(&self, mut machine: Machine, placement: Option<&Placement>) -> Result<Progress> {
         machine.pinning = placement.map(Placement::in_words).unwrap_or_default();
         Progress::new(self.json.as_deref(), self.append, machine, self.quiet)
     }

@@ -23,6 +23,20 @@ pub struct Identity {
     pub target_quota_percent: Option<u32>,
     /// What lies beneath it.
     pub medium: String,
+    /// Which of several releases it is; empty where there is only one.
+    pub release: String,
+}
+
+impl Identity {
+    /// The same of a release, which its name then says; no release if that is empty.
+    #[must_use]
+    pub fn of_release(mut self, release: &str) -> Identity {
+        if !release.is_empty() {
+            self.contender = format!("{} {release}", self.contender);
+        }
+        release.clone_into(&mut self.release);
+        self
+    }
 }
 
 /// What a target says that it has done, all from one moment.

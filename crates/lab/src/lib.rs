@@ -12,6 +12,7 @@
 //! ecl, namespaces     the transport ECL beside iSCSI over TCP, over cables and links between two network namespaces
 //! wan                 the WAN paper's experiment over an emulated link, beside its model
 //! setup, processor    what a contender of ours is made of: scheme, suite, custody; with AES instructions or without
+//! start               how targets of ours are started, of which release; the first second of both ends
 //! profile             where it went: samples of both ends by perf, sorted by stage
 //! quota               a share of a processor for a target: it is the bottleneck while initiators seal
 //! window, cpu         what it cost: CPU time of each end, how busy each processor was
@@ -56,6 +57,7 @@ pub mod report;
 mod schedule;
 mod schemes;
 mod setup;
+mod start;
 pub mod stream;
 pub mod wan;
 mod window;
@@ -78,4 +80,5 @@ pub use quota::CpuQuota;
 pub use schedule::{MeasurementStep, Watch, interleaved, measure_all, pause};
 pub use schemes::SchemeChoice;
 pub use setup::{Setup, TargetTerms};
+pub use start::{StartPlan, measure_just_started};
 pub use window::{Used, Window};

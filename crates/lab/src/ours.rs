@@ -119,20 +119,10 @@ impl Ours {
         let address = target.wait_until(READY_TIMEOUT, |target| {
             target.log().lines().find_map(|line| line.strip_prefix("serving on ").map(str::to_owned))
         })?;
-        let medium = options.medium.split(':').next().unwrap_or_default().to_owned();
         let setup = options.setup;
-        let name = setup.file_name();
         let placement = Some(options.placement.clone()).filter(Placement::is_pinned);
-        let initiators = InitiatorPool::new(&options.lab_binary, &options.directory, placement, &name);
-        let identity = Identity {
-            contender: setup.label(),
-            scheme: setup.scheme.name().to_owned(),
-            row: setup.row().to_owned(),
-            process: setup.process.name().to_owned(),
-            target_process: setup.target.process.map_or_else(String::new, |kind| kind.name().to_owned()),
-            target_quota_percent: setup.target.quota_percent,
-            medium,
-        };
+        let initiators = InitiatorPool::new(&options.lab_binary, &options.directory, placement, &setup.file_name());
+        let identity = options.identity();
         let initiators = initiators.of_kind(setup.process).in_namespace(options.hosts.initiators.clone());
         let target_key = target_key.trim().to_owned();
         let (connections, busy_poll) = (1, None);
@@ -144,6 +134,13 @@ impl Ours {
     pub fn named(mut self, contender: &str, medium: &str) -> Ours {
         contender.clone_into(&mut self.identity.contender);
         medium.clone_into(&mut self.identity.medium);
+        self
+    }
+
+    /// The same as one of several releases.
+    #[must_use]
+    pub fn of_release(mut self, release: &str) -> Ours {
+        self.identity = self.identity.of_release(release);
         self
     }
 
@@ -283,6 +280,21 @@ impl Contender for Ours {
 }
 
 impl OursOptions {
+    /// What it is called in results.
+    pub fn identity(&self) -> Identity {
+        let setup = self.setup;
+        Identity {
+            contender: setup.label(),
+            scheme: setup.scheme.name().to_owned(),
+            row: setup.row().to_owned(),
+            process: setup.process.name().to_owned(),
+            target_process: setup.target.process.map_or_else(String::new, |kind| kind.name().to_owned()),
+            target_quota_percent: setup.target.quota_percent,
+            medium: self.medium.split(':').next().unwrap_or_default().to_owned(),
+            release: String::new(),
+        }
+    }
+
     /// A file with what no argument can say, if there is such a thing.
     fn configuration(&self) -> Result<Option<PathBuf>, BenchError> {
         let Some(bytes) = self.setup.record_cache else { return Ok(None) };

@@ -35,6 +35,17 @@ use crate::engine::Engine;
 use crate::programs::is_installed;
 use crate::{BenchError, Contender, Identity, InitiatorProcess, Ours, TargetWork, libiscsi};
 
+/// What results call them, where a report asks for them.
+pub(crate) const TGT_TUNED: &str = "tgt tuned";
+pub(crate) const STUNNEL: &str = "stunnel + tgt";
+pub(crate) const QEMU_LUKS: &str = "QEMU LUKS + tgt";
+/// Our plain volume, used by the stock initiator.
+pub const OURS_PLAIN: &str = "Strongroom plain";
+/// The same, of a target that polls.
+pub const OURS_POLLING: &str = "Strongroom polling";
+/// Our sealed volume, used by our own initiator.
+pub const OURS_SEALED: &str = "Strongroom sealed";
+
 /// A target, or a stack with a target at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerKind {
@@ -98,12 +109,12 @@ impl PeerKind {
     fn names(&self) -> (String, &'static str) {
         let (name, scheme) = match self {
             PeerKind::TgtDefault => ("tgt default", "S0"),
-            PeerKind::TgtTuned => ("tgt tuned", "S0"),
+            PeerKind::TgtTuned => (TGT_TUNED, "S0"),
             PeerKind::Istgt => ("istgt", "S0"),
-            PeerKind::Stunnel => ("stunnel + tgt", "TLS"),
+            PeerKind::Stunnel => (STUNNEL, "TLS"),
             PeerKind::WireGuard => ("WireGuard + tgt", "VPN"),
             PeerKind::QemuRaw => ("QEMU raw + tgt", "S0"),
-            PeerKind::QemuLuks => ("QEMU LUKS + tgt", "LUKS"),
+            PeerKind::QemuLuks => (QEMU_LUKS, "LUKS"),
             PeerKind::Custom(peer) => return (peer.name.clone(), "S0"),
         };
         (name.to_owned(), scheme)
@@ -277,7 +288,7 @@ impl OursByStock {
     pub fn new(ours: Ours, options: &PeerOptions) -> Result<OursByStock, BenchError> {
         libiscsi::available().map_err(|missing| BenchError::Asked(missing.to_string()))?;
         let identity = Identity {
-            contender: options.backing.label("Strongroom plain"),
+            contender: options.backing.label(OURS_PLAIN),
             medium: options.backing.name().into(),
             ..ours.identity().clone()
         };
@@ -293,6 +304,13 @@ impl OursByStock {
     #[must_use]
     pub fn named(mut self, contender: &str) -> OursByStock {
         contender.clone_into(&mut self.identity.contender);
+        self
+    }
+
+    /// The same as one of several releases.
+    #[must_use]
+    pub fn of_release(mut self, release: &str) -> OursByStock {
+        self.identity = self.identity.of_release(release);
         self
     }
 }

@@ -19,6 +19,8 @@ use shares::{CellProfile, EndProfile};
 use stages::{Kind, Stage, classify};
 use symbols::Symbols;
 
+/// The name in results.
+pub const BENCH_PROFILE: &str = "profile";
 /// How many files and functions are kept of each end.
 const PLACES_MAX: usize = 60;
 /// Fewer system calls than this for each I/O are not worth a word.
@@ -33,8 +35,8 @@ pub struct ProfilePlan {
     pub look: Duration,
     /// How long it counts system calls.
     pub count: Duration,
-    /// This program: both ends are processes of it.
-    pub binary: PathBuf,
+    /// Programs of which both ends are processes: this one, or several releases.
+    pub binaries: Vec<PathBuf>,
     /// Where samples go; nothing is left there.
     pub directory: PathBuf,
 }
@@ -52,7 +54,7 @@ pub fn check() -> Result<(), BenchError> {
 /// # Errors
 /// As [`rawio::run`]; a cell that perf could not look at is one that failed.
 pub fn run(plan: &ProfilePlan, contenders: &mut [Box<dyn Contender>], watch: &mut dyn Watch) -> Result<(), BenchError> {
-    let mut profiler = Profiler { plan, symbols: Symbols::open(&plan.binary)? };
+    let mut profiler = Profiler { plan, symbols: Symbols::open(&plan.binaries)? };
     rawio::run_with(&plan.rawio, contenders, watch, |contender, point, cell, watch| {
         let mut looks = None;
         let mut measured = rawio::measure_and(&plan.rawio, contender, point, cell, watch, |ends| {

@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cell::{CellKey, CryptoPerByte, Throughput};
+use crate::cell::{CellKey, CryptoPerByte, ProgramAccess, Throughput};
 use crate::cpu::Placement;
 use crate::protocol::{IoJob, Outcome, ProratedCounts};
 use crate::schedule::{MeasurementStep, Watch, interleaved, measure_all, pause};
-use crate::{BenchError, Cell, Contender, Grid, InitiatorProcess, Latencies, Point, TargetWork, Window};
+use crate::{BenchError, Cell, Contender, Grid, Identity, InitiatorProcess, Latencies, Point, TargetWork, Window};
 use strongroom::units::long_size;
 
 /// How long to wait at most for targets to finish what they do in the background (cleaning) before a measurement.
@@ -89,15 +89,20 @@ pub(crate) fn run_with(
 }
 
 /// `4 KiB randread, depth 16, 1 initiator`.
-fn in_words(point: Point) -> String {
+pub(crate) fn in_words(point: Point) -> String {
     let plural = if point.initiators == 1 { "" } else { "s" };
     let Point { pattern, size, depth, initiators } = point;
     format!("{} {pattern}, depth {depth}, {initiators} initiator{plural}", long_size(size))
 }
 
 pub(crate) fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Point, run: u32) -> Cell {
-    let identity = contender.identity();
-    Cell::empty(CellKey {
+    empty_cell_of(plan, contender.identity(), point, run)
+}
+
+/// The same of a contender that is not there yet.
+pub(crate) fn empty_cell_of(plan: &RawioPlan, identity: &Identity, point: Point, run: u32) -> Cell {
+    let access = ProgramAccess { release: identity.release.clone(), ..ProgramAccess::default() };
+    let key = CellKey {
         bench: plan.bench.clone(),
         contender: identity.contender.clone(),
         scheme: identity.scheme.clone(),
@@ -112,7 +117,8 @@ pub(crate) fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Poi
         initiators: point.initiators,
         run,
         ..CellKey::default()
-    })
+    };
+    Cell { access, ..Cell::empty(key) }
 }
 
 /// Waits until no target works on what an earlier measurement left it, but not for ever.

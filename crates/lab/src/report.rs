@@ -2,7 +2,9 @@
 //! knows more than the lines say.
 
 mod attach;
+mod bounds;
 mod client;
+mod comparison;
 mod ecl;
 mod ecl_figures;
 mod ecl_goals;
@@ -10,11 +12,14 @@ mod experiment;
 mod figures;
 mod goal;
 mod html;
+mod idle;
 mod laziness;
 mod markdown;
 mod measure;
+mod peers;
 mod png;
 mod profile;
+mod releases;
 mod summary;
 mod wan;
 mod wan_goals;
@@ -44,12 +49,49 @@ pub struct Outputs {
     pub profile: Option<PathBuf>,
     /// What a program feels on an attached volume, likewise, between its two `attach` marks.
     pub attach: Option<PathBuf>,
+    /// Our volumes beside other targets, likewise, between its two `peers` marks.
+    pub peers: Option<PathBuf>,
     /// The transport ECL beside iSCSI, likewise, between its two `ecl` marks.
     pub ecl: Option<PathBuf>,
     /// One page with everything in it.
     pub html: Option<PathBuf>,
     /// A directory for plots, as SVG and (if it is built in) PNG.
     pub plots: Option<PathBuf>,
+}
+
+impl Outputs {
+    /// The Markdown files, with the marks and the text of the section of each.
+    fn sections(&self, results: &Results, summaries: &[Summary]) -> Vec<(&Path, [&'static str; 2], String)> {
+        let plots = |path: &Path| self.plots.as_deref().map(|plots| relative(plots, path));
+        let mut sections = Vec::new();
+        if let Some(path) = self.markdown.as_deref() {
+            let plots = plots(path);
+            let section = markdown::section(results, summaries, plots.as_deref(), "What the experiments say", "");
+            sections.push((path, MARKS, section));
+        }
+        if let Some(path) = self.wan.as_deref() {
+            let (plots, judged) = (plots(path), wan_goals::table(summaries));
+            let section = markdown::section(results, summaries, plots.as_deref(), "Writes over a long way", &judged);
+            sections.push((path, WAN_MARKS, section));
+        }
+        if let Some(path) = self.laziness.as_deref() {
+            sections.push((path, LAZINESS_MARKS, laziness::section(results, summaries)));
+        }
+        if let Some(path) = self.profile.as_deref() {
+            sections.push((path, PROFILE_MARKS, profile::section(results)));
+        }
+        if let Some(path) = self.attach.as_deref() {
+            sections.push((path, ATTACH_MARKS, attach::section(results, summaries)));
+        }
+        if let Some(path) = self.peers.as_deref() {
+            sections.push((path, PEERS_MARKS, peers::section(results, summaries)));
+        }
+        if let Some(path) = self.ecl.as_deref() {
+            let plots = plots(path);
+            sections.push((path, ECL_MARKS, ecl::section(results, summaries, plots.as_deref())));
+        }
+        sections
+    }
 }
 
 /// Text before which, and after which, a Markdown file is left as it is.
@@ -68,6 +110,10 @@ const PROFILE_MARKS: [&str; 2] =
 /// The same of attached volumes.
 const ATTACH_MARKS: [&str; 2] =
     ["<!-- attach: begin (made by `make bench-attach`; do not edit) -->", "<!-- attach: end -->"];
+
+/// The same of other targets.
+const PEERS_MARKS: [&str; 2] =
+    ["<!-- peers: begin (made by `make bench-peers`; do not edit) -->", "<!-- peers: end -->"];
 
 /// The same of ECL.
 const ECL_MARKS: [&str; 2] = ["<!-- ecl: begin (made by `make bench-ecl`; do not edit) -->", "<!-- ecl: end -->"];
@@ -100,38 +146,9 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
     if let Some(path) = &outputs.html {
         put(path, html::page(results, &summaries).as_bytes(), &mut written)?;
     }
-    if let Some(path) = &outputs.markdown {
-        let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
-        let section = markdown::section(results, &summaries, plots.as_deref(), "What the experiments say", "");
+    for (path, marks, section) in outputs.sections(results, &summaries) {
         let before = fs::read_to_string(path).unwrap_or_default();
-        put(path, replace_section(&before, &section, MARKS).as_bytes(), &mut written)?;
-    }
-    if let Some(path) = &outputs.wan {
-        let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
-        let (title, judged) = ("Writes over a long way", wan_goals::table(&summaries));
-        let section = markdown::section(results, &summaries, plots.as_deref(), title, &judged);
-        let before = fs::read_to_string(path).unwrap_or_default();
-        put(path, replace_section(&before, &section, WAN_MARKS).as_bytes(), &mut written)?;
-    }
-    if let Some(path) = &outputs.laziness {
-        let before = fs::read_to_string(path).unwrap_or_default();
-        let section = laziness::section(results, &summaries);
-        put(path, replace_section(&before, &section, LAZINESS_MARKS).as_bytes(), &mut written)?;
-    }
-    if let Some(path) = &outputs.profile {
-        let before = fs::read_to_string(path).unwrap_or_default();
-        put(path, replace_section(&before, &profile::section(results), PROFILE_MARKS).as_bytes(), &mut written)?;
-    }
-    if let Some(path) = &outputs.attach {
-        let before = fs::read_to_string(path).unwrap_or_default();
-        let section = attach::section(results, &summaries);
-        put(path, replace_section(&before, &section, ATTACH_MARKS).as_bytes(), &mut written)?;
-    }
-    if let Some(path) = &outputs.ecl {
-        let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
-        let section = ecl::section(results, &summaries, plots.as_deref());
-        let before = fs::read_to_string(path).unwrap_or_default();
-        put(path, replace_section(&before, &section, ECL_MARKS).as_bytes(), &mut written)?;
+        put(path, replace_section(&before, &section, marks).as_bytes(), &mut written)?;
     }
     Ok(written)
 }

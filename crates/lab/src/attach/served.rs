@@ -241,7 +241,7 @@ impl ServedVolumes {
 
 /// The same with a copy of the key file in `directory`: a key file records the volumes that the product formats with it, and then takes no
 /// others; our own client formats its volume without that.
-fn with_own_key_file(mut settings: AttachSettings, directory: &Path) -> Result<AttachSettings, BenchError> {
+pub(super) fn with_own_key_file(mut settings: AttachSettings, directory: &Path) -> Result<AttachSettings, BenchError> {
     if let Some(path) = &mut settings.sealing.key_file {
         let copy = directory.join("volume.key");
         fs::copy(&*path, &copy).map_err(|error| BenchError::file(&copy, error))?;

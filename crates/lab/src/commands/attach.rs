@@ -5,8 +5,6 @@
 mod namespaces;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -15,11 +13,12 @@ use strongroom_lab::attach::{self, AttachArguments, AttachPlan, Contenders, Riva
 use strongroom_lab::peers::{Backing, PeerKind, PeerOptions};
 use strongroom_lab::{
     BenchError, FURTHER_BLOCK_BYTES, Hosts, Machine, OursOptions, Pattern, Placement, Product, SchemeChoice, Setup,
-    Watch,
+    StartPlan, Watch,
 };
 
 use super::peers::memory_directory;
 use super::progress::Progress;
+use super::releases::{self, ReleaseProgram};
 use super::results::{ResultsArgs, seconds};
 use super::site::Site;
 use strongroom::units::parse_size;
@@ -29,6 +28,11 @@ const QUICK: Amounts =
     Amounts { seconds: 0.1, warm_up: 0.0, runs: 1, fills: 1, volume_bytes: 16 << 20, ext4_bytes: 64 << 20 };
 const USUAL: Amounts =
     Amounts { seconds: 1.0, warm_up: 0.3, runs: 5, fills: 4, volume_bytes: 256 << 20, ext4_bytes: 512 << 20 };
+/// How long idle attachments are looked at.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+const IDLE_TIME_QUICK: Duration = Duration::from_millis(500);
+/// The scheme whose attachments idle: a sealed volume's.
+const IDLE_SCHEME: &str = "S2-5";
 /// Smallest volume for ext4 with a file in it, in bytes.
 const EXT4_BYTES_MIN: u64 = 32 << 20;
 /// Smallest volume for its file, in bytes: several I/Os of 1 MiB.
@@ -66,6 +70,10 @@ pub(crate) struct AttachArgs {
     /// What lies beneath the targets' stores, as `volume create` takes it: memory, directory (in --work-dir).
     #[arg(long, default_value = "memory")]
     medium: String,
+    /// Then also what this many sealed volumes cost that are attached as files and that nobody uses, with busy polling and without, looked at for 10
+    /// seconds in each run.
+    #[arg(long, value_name = "VOLUMES", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    idle: Option<u32>,
     #[command(flatten)]
     amounts: AmountArgs,
     /// How both ends poll: off, auto or microseconds [default: as usual, without saying so to them].
@@ -133,36 +141,11 @@ impl AmountArgs {
     }
 }
 
-/// A build of the product, and what results call it.
-#[derive(Clone, Debug)]
-struct ReleaseProgram {
-    /// Its file's name, unless another one was given.
-    name: String,
-    is_named: bool,
-    path: PathBuf,
-}
-
-impl FromStr for ReleaseProgram {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<ReleaseProgram, String> {
-        let named = text.split_once('=').filter(|(name, _)| !name.contains('/'));
-        let path = Path::new(named.map_or(text, |(_, path)| path));
-        let file_name = || path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let name = named.map_or_else(file_name, |(name, _)| name.to_owned());
-        if name.is_empty() || name.contains(' ') {
-            return Err(format!("'{text}' has no name for results; write NAME=PATH"));
-        }
-        let path = path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(ReleaseProgram { name, is_named: named.is_some(), path })
-    }
-}
-
 /// Runs the command.
 pub(super) fn run(args: &AttachArgs) -> Result<()> {
     let (plan, amounts) = args.plan()?;
     let schemes = SchemeChoice::list(&args.schemes)?;
-    let releases = args.releases()?;
+    let products = args.releases()?;
     let attached_with = args.attached_with()?;
     attach::check(&args.ways)?;
     namespaces::enter()?;
@@ -172,17 +155,13 @@ pub(super) fn run(args: &AttachArgs) -> Result<()> {
         machine.add_program("nbdkit", &["--version"]);
         PeerKind::QemuLuks.add_programs(&mut machine);
     }
-    for ReleaseProgram { name, path, .. } in &args.programs {
-        let said = std::process::Command::new(path).arg("--version").output();
-        let said = said.with_context(|| format!("cannot run {}", path.display()))?;
-        machine.programs.push(format!("{name}: {}", String::from_utf8_lossy(&said.stdout).trim()));
-    }
+    releases::add_versions(&args.programs, &mut machine)?;
     let site = args.results.site(None)?;
     let mut progress = args.results.progress(machine, &plan.placement)?;
     let mut served = Vec::new();
-    let all = schemes.len() * releases.len();
+    let all = schemes.len() * products.len();
     for scheme in schemes {
-        for (name, product) in &releases {
+        for (name, product) in &products {
             let setup = Setup::new(scheme);
             let what = format!("{} {name}: starts, and fills its volumes", setup.label());
             progress.step(served.len(), all, None, &what);
@@ -209,8 +188,15 @@ pub(super) fn run(args: &AttachArgs) -> Result<()> {
             Err(error) => return stopped_or(args, progress, error),
         }
     }
-    let outcome = attach::run(&plan, &mut contenders, &mut progress);
+    let mut outcome = attach::run(&plan, &mut contenders, &mut progress);
     drop(contenders);
+    if outcome.is_ok()
+        && let Some(volumes) = args.idle
+    {
+        let plans = args.idle_plans(&products, &plan.placement, &site)?;
+        let time = if args.amounts.quick { IDLE_TIME_QUICK } else { IDLE_TIME };
+        outcome = attach::measure_idle(&plans, volumes, plan.runs, time, &mut progress);
+    }
     args.results.conclude(progress, outcome)
 }
 
@@ -237,16 +223,8 @@ impl AttachArgs {
         if self.programs.is_empty() {
             return Ok(vec![(String::new(), None)]);
         }
-        let names: BTreeSet<&str> = self.programs.iter().map(|release| release.name.as_str()).collect();
-        if names.len() < self.programs.len() {
-            bail!("two programs have one name; tell them apart with --program NAME=PATH");
-        }
-        let has_names = self.programs.len() > 1;
-        let release = |release: &ReleaseProgram| {
-            let name = if has_names || release.is_named { release.name.clone() } else { String::new() };
-            (name, Some(Product::at(&release.path)))
-        };
-        Ok(self.programs.iter().map(release).collect())
+        let named = releases::named(&self.programs)?;
+        Ok(named.into_iter().map(|(name, path)| (name, Some(Product::at(&path)))).collect())
     }
 
     fn attached_with(&self) -> Result<Vec<AttachArguments>> {
@@ -258,6 +236,27 @@ impl AttachArgs {
             bail!("two --attach-with have one name; give each its own");
         }
         Ok(self.attach_with.clone())
+    }
+
+    /// Targets of idle volumes: of each release, with busy polling and without.
+    fn idle_plans(
+        &self,
+        products: &[(String, Option<Product>)],
+        placement: &Placement,
+        site: &Site,
+    ) -> Result<Vec<StartPlan>> {
+        let (setup, amounts) = (Setup::new(SchemeChoice::list(IDLE_SCHEME)?[0]), self.amounts.amounts()?);
+        let mut plans = Vec::new();
+        for (release, product) in products {
+            for busy_poll in attach::IDLE_POLLS {
+                let name = format!("idle-{busy_poll}-{release}");
+                let mut options = self.target(setup, &name, product.clone(), placement, amounts, site)?;
+                options.serve_args = vec!["--busy-poll".into(), busy_poll.into()];
+                let (release, busy_poll) = (release.clone(), busy_poll.to_owned());
+                plans.push(StartPlan { options, release, connections: 1, busy_poll });
+            }
+        }
+        Ok(plans)
     }
 
     fn rival_options(&self, placement: &Placement, amounts: Amounts, site: &Site) -> Result<PeerOptions> {

@@ -4,10 +4,11 @@ use anyhow::{Context, Result};
 use clap::Args;
 use strongroom_lab::rawio::RawioPlan;
 use strongroom_lab::{
-    Contender, Grid, Hosts, Ours, OursOptions, Pattern, ProcessKind, Setup, TargetTerms, check_processes,
+    Contender, Grid, Hosts, OursOptions, Pattern, ProcessKind, Setup, StartPlan, TargetTerms, check_processes,
 };
 
 use super::parse_io_size;
+use super::releases::LabProgramArgs;
 use super::site::Site;
 use strongroom::units::parse_size;
 
@@ -52,6 +53,8 @@ pub(super) struct OwnTargetArgs {
     /// Our own target alone with the processor's AES instructions (hardware) or without (software); initiators are what --process says.
     #[arg(long, value_name = "KIND")]
     target_process: Option<ProcessKind>,
+    #[command(flatten)]
+    pub(super) programs: LabProgramArgs,
 }
 
 impl GridArgs {
@@ -77,9 +80,9 @@ impl GridArgs {
 }
 
 impl OwnTargetArgs {
-    /// Whether anything here says how a target of ours is limited.
-    pub(super) fn is_limited(&self) -> bool {
-        self.target_quota.is_some() || self.target_process.is_some()
+    /// Whether anything here says how a target of ours is limited, or which one it is.
+    pub(super) fn is_chosen(&self) -> bool {
+        self.target_quota.is_some() || self.target_process.is_some() || self.programs.is_given()
     }
 
     /// The same setups with the target on its own terms.
@@ -95,37 +98,51 @@ impl OwnTargetArgs {
         Ok(setups.into_iter().map(|setup| setup.with_target(terms)).collect())
     }
 
-    /// A target for each setup. `busy_poll`: of both ends.
+    /// How a target is started for each setup, of each release. `busy_poll`: of both ends.
     ///
     /// # Errors
-    /// If one does not start.
-    pub(super) fn start(
+    /// If two releases have one name.
+    pub(super) fn plans(
         &self,
         setups: &[Setup],
         plan: &RawioPlan,
         site: &Site,
         connections: u16,
         busy_poll: &str,
-    ) -> Result<Vec<Box<dyn Contender>>> {
+    ) -> Result<Vec<StartPlan>> {
         let block_sizes = block_sizes(&plan.grid);
-        let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
-        let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
+        let releases = self.programs.releases()?;
+        let mut plans = Vec::new();
         for &setup in setups {
-            let ours = Ours::start(OursOptions {
-                lab_binary: lab_binary.clone(),
-                product: None,
-                setup,
-                medium: self.medium.clone(),
-                volume_bytes: self.volume_size,
-                block_sizes: block_sizes.clone(),
-                further_volumes: Vec::new(),
-                placement: plan.placement.clone().expect("both ends are ours"),
-                directory: site.directory(&setup.file_name())?,
-                serve_args: vec!["--busy-poll".into(), busy_poll.into()],
-                hosts: Hosts::default(),
-            })?;
-            contenders
-                .push(Box::new(ours.with_connections(connections).with_busy_poll(busy_poll).with_fills(self.fills)));
+            for (release, lab_binary) in &releases {
+                let options = OursOptions {
+                    lab_binary: lab_binary.clone(),
+                    product: None,
+                    setup,
+                    medium: self.medium.clone(),
+                    volume_bytes: self.volume_size,
+                    block_sizes: block_sizes.clone(),
+                    further_volumes: Vec::new(),
+                    placement: plan.placement.clone().expect("both ends are ours"),
+                    directory: site.directory(&format!("{}-{release}", setup.file_name()))?,
+                    serve_args: vec!["--busy-poll".into(), busy_poll.into()],
+                    hosts: Hosts::default(),
+                };
+                let (release, busy_poll) = (release.clone(), busy_poll.to_owned());
+                plans.push(StartPlan { options, release, connections, busy_poll });
+            }
+        }
+        Ok(plans)
+    }
+
+    /// Starts them.
+    ///
+    /// # Errors
+    /// If one does not start.
+    pub(super) fn start(&self, plans: &[StartPlan]) -> Result<Vec<Box<dyn Contender>>> {
+        let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
+        for plan in plans {
+            contenders.push(Box::new(plan.start()?.with_fills(self.fills)));
         }
         Ok(contenders)
     }

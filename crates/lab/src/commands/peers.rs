@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use strongroom_lab::peers::{Backing, CustomPeer, OursByStock, Peer, PeerKind, PeerOptions};
+use strongroom_lab::peers::{self, Backing, CustomPeer, OursByStock, Peer, PeerKind, PeerOptions};
 use strongroom_lab::rawio::{self, RawioPlan};
 use strongroom_lab::{BenchError, Contender, Hosts, Machine, Ours, OursOptions, Placement, SchemeChoice, Setup};
 
 use super::own_target::{GridArgs, block_sizes};
+use super::releases::LabProgramArgs;
 use super::results::{ResultsArgs, seconds};
 use super::site::Site;
 use strongroom::units::parse_size;
@@ -25,6 +26,7 @@ const OURS_SEALED: &str = "strongroom-sealed";
 #[command(after_help = "Examples:\n  \
     strongroom-lab peers --patterns seqread,randwrite --sizes 4k,64k --runs 3 --json peers.jsonl\n  \
     strongroom-lab peers --only strongroom-sealed,stunnel,wireguard,qemu-luks --sizes 64k\n  \
+    strongroom-lab peers --only strongroom-sealed,tgt --program old=/opt/old/strongroom-lab --program new=target/release/strongroom-lab\n  \
     strongroom-lab peers --only strongroom --peer 'gotgt/1=/opt/run-gotgt {file} {port} {iqn}'\n\n\
     Peers that are not installed are left out, with a word; scripts/deps.sh --bench installs them. Plain targets are used \
     by libiscsi; the sealed volume by our own initiator, and what QEMU offers by NBD.")]
@@ -37,6 +39,8 @@ pub(crate) struct PeersArgs {
     /// and {port}), in blocks of {block} bytes, and stays in the foreground; can be repeated.
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
     custom: Vec<CustomPeer>,
+    #[command(flatten)]
+    programs: LabProgramArgs,
     /// What volumes lie on: memory, disk (in --work-dir), or both.
     #[arg(long, default_value = "memory")]
     backing: BackingArg,
@@ -73,18 +77,23 @@ pub(super) fn run(args: &PeersArgs) -> Result<()> {
     let placement = args.results.placement()?;
     let plan = args.plan(&placement)?;
     let chosen = args.chosen()?;
-    let mut machine = Machine::look();
+    let releases = args.programs.releases()?;
+    let mut machine = args.programs.machine()?;
     chosen.iter().for_each(|(_, whom)| whom.add_programs(&mut machine));
     // Not in memory, as usual: that is what a disk-backed volume is for.
     let site = args.results.site(Some(&std::env::temp_dir()))?;
     let mut progress = args.results.progress(machine, &placement)?;
     let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
     for (backing, whom) in &chosen {
-        match args.start(whom, *backing, &plan, &placement, &site) {
-            Ok(contender) => contenders.push(contender),
-            // A peer that was asked for by name must take part. Any other one that does not start is left out.
-            Err(error) if !args.only.is_empty() => return Err(error),
-            Err(error) => eprintln!("left out, it does not start: {error:#}"),
+        // Others have no releases that are compared.
+        let releases = if matches!(whom, Whom::Peer(_)) { &releases[..1] } else { &releases[..] };
+        for release in releases {
+            match args.start(whom, release, *backing, &plan, &site) {
+                Ok(contender) => contenders.push(contender),
+                // A peer that was asked for by name must take part. Any other one that does not start is left out.
+                Err(error) if !args.only.is_empty() => return Err(error),
+                Err(error) => eprintln!("left out, it does not start: {error:#}"),
+            }
         }
     }
     let outcome = rawio::run(&plan, &mut contenders, &mut progress);
@@ -179,15 +188,15 @@ impl PeersArgs {
     fn start(
         &self,
         whom: &Whom,
+        (release, program): &(String, PathBuf),
         backing: Backing,
         plan: &RawioPlan,
-        placement: &Placement,
         site: &Site,
     ) -> Result<Box<dyn Contender>> {
-        let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
         let block_sizes = block_sizes(&plan.grid);
+        let placement = plan.placement.clone().expect("both ends are ours");
         let options = PeerOptions {
-            lab_binary: lab_binary.clone(),
+            lab_binary: std::env::current_exe().context("cannot find this program's own file")?,
             backing,
             volume_bytes: self.volume_size,
             block_sizes: block_sizes.clone(),
@@ -201,28 +210,29 @@ impl PeersArgs {
                 Backing::Disk => "directory",
             };
             Ok::<Ours, anyhow::Error>(Ours::start(OursOptions {
-                lab_binary,
+                lab_binary: program.clone(),
                 product: None,
                 setup: Setup::new(scheme),
                 medium: medium.into(),
                 volume_bytes: self.volume_size,
-                block_sizes,
+                block_sizes: block_sizes.clone(),
                 further_volumes: Vec::new(),
                 placement: placement.clone(),
-                directory: site.directory(&format!("{}-{}-{busy_poll}", scheme.name(), backing.name()))?,
+                directory: site.directory(&format!("{}-{}-{busy_poll}-{release}", scheme.name(), backing.name()))?,
                 serve_args: vec!["--busy-poll".into(), busy_poll.into()],
                 hosts: Hosts::default(),
             })?)
         };
+        let by_stock = |busy_poll: &str, name: &str| {
+            let ours = OursByStock::new(ours(SchemeChoice::Plain, busy_poll)?, &options)?;
+            Ok::<_, anyhow::Error>(Box::new(ours.named(&backing.label(name)).of_release(release)))
+        };
         Ok(match whom {
-            Whom::OursPlain => Box::new(OursByStock::new(ours(SchemeChoice::Plain, "off")?, &options)?),
-            Whom::OursPolling => {
-                let polling = OursByStock::new(ours(SchemeChoice::Plain, "auto")?, &options)?;
-                Box::new(polling.named(&backing.label("Strongroom polling")))
-            }
+            Whom::OursPlain => by_stock("off", peers::OURS_PLAIN)?,
+            Whom::OursPolling => by_stock("auto", peers::OURS_POLLING)?,
             Whom::OursSealed => {
-                let sealed = SchemeChoice::list("S2-5")?[0];
-                Box::new(ours(sealed, "off")?.named(&backing.label("Strongroom sealed"), backing.name()))
+                let sealed = ours(SchemeChoice::list("S2-5")?[0], "off")?;
+                Box::new(sealed.named(&backing.label(peers::OURS_SEALED), backing.name()).of_release(release))
             }
             Whom::Peer(kind) => Box::new(Peer::start(kind, &options)?),
         })

@@ -50,6 +50,10 @@ pub(crate) struct RawioArgs {
     /// due. 0: each begins when another one has completed.
     #[arg(long, value_name = "COUNT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     rate: u32,
+    /// Measure targets and initiators that have just started: both are started again for each measurement, on a volume that nobody has written, and
+    /// it begins with their first I/O. Writes only; --warm-up and --fills do not count.
+    #[arg(long, conflicts_with_all = ["url", "verify", "sealed_beforehand"])]
+    just_started: bool,
     /// Measure this volume, wherever it is, instead of a target of our own.
     #[arg(long)]
     url: Option<VolumeUrl>,
@@ -98,14 +102,18 @@ fn parse_custody(text: &str) -> Result<Custody, String> {
 pub(crate) fn run(args: &RawioArgs) -> Result<()> {
     let plan = args.plan()?;
     let setups = if args.url.is_some() { Vec::new() } else { args.setups()? };
-    let mut progress = args.run.progress(plan.placement.as_ref())?;
+    let mut progress = args.run.progress_on(args.own_target.programs.machine()?, plan.placement.as_ref())?;
     let site = Site::new(args.run.work_dir.as_deref())?;
+    let session = &args.access.session;
+    let busy_poll = session.busy_poll.to_string();
+    let plans = args.own_target.plans(&setups, &plan, &site, session.connections, &busy_poll)?;
+    if args.just_started {
+        let outcome = strongroom_lab::measure_just_started(&plan, &plans, &mut progress);
+        return args.run.conclude(progress, outcome);
+    }
     let mut contenders = match &args.url {
         Some(url) => vec![args.elsewhere(url, &site)?],
-        None => {
-            let session = &args.access.session;
-            args.own_target.start(&setups, &plan, &site, session.connections, &session.busy_poll.to_string())?
-        }
+        None => args.own_target.start(&plans)?,
     };
     let outcome = rawio::run(&plan, &mut contenders, &mut progress);
     drop(contenders);
@@ -116,9 +124,9 @@ impl RawioArgs {
     fn plan(&self) -> Result<RawioPlan> {
         let (time, warm_up) = self.run.times()?;
         let grid = self.grid.grid()?;
-        if self.url.is_some() && self.own_target.is_limited() {
+        if self.url.is_some() && self.own_target.is_chosen() {
             bail!(
-                "--target-quota and --target-process are about a target that this command starts; leave --url or them out"
+                "--target-quota, --target-process and --program are about a target that this command starts; leave --url or them out"
             );
         }
         if self.url.is_some() && !self.destroy_data && (self.verify || grid.patterns.iter().any(|p| p.is_write())) {

@@ -37,6 +37,9 @@ pub(crate) struct ReportArgs {
     /// Put what programs get from attached volumes (`strongroom-lab attach`) between the `attach` marks of this Markdown file.
     #[arg(long, value_name = "FILE")]
     attach: Option<PathBuf>,
+    /// Put our volumes beside other targets (`strongroom-lab peers`) between the `peers` marks of this Markdown file.
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
     /// Put ECL beside iSCSI (`strongroom-lab ecl`) between the `ecl` marks of this Markdown file: what was asked, plots and tables.
     #[arg(long, value_name = "FILE")]
     ecl: Option<PathBuf>,
@@ -56,6 +59,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         wan: args.wan.clone(),
         profile: args.profile.clone(),
         attach: args.attach.clone(),
+        peers: args.peers.clone(),
         ecl: args.ecl.clone(),
         html: args.html.clone(),
         plots: args.plots.clone(),

@@ -1,4 +1,4 @@
-//! From offsets in this program's file to the source files that the instructions come from, inlined functions included.
+//! From offsets in a program's file to the source files that the instructions come from, inlined functions included.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,8 +18,11 @@ struct Segment {
     address: u64,
 }
 
+/// The line tables of all programs that take part.
+pub(crate) struct Symbols(Vec<ProgramSymbols>);
+
 /// The line tables of one program.
-pub(crate) struct Symbols {
+struct ProgramSymbols {
     binary: PathBuf,
     loader: Loader,
     segments: Vec<Segment>,
@@ -27,11 +30,34 @@ pub(crate) struct Symbols {
 }
 
 impl Symbols {
+    /// Opens the tables of some programs.
+    ///
+    /// # Errors
+    /// If one has none.
+    pub(crate) fn open(binaries: &[PathBuf]) -> Result<Symbols, BenchError> {
+        let programs: Result<_, _> = binaries.iter().map(|binary| ProgramSymbols::open(binary)).collect();
+        Ok(Symbols(programs?))
+    }
+
+    /// A chain of places as frames.
+    pub(crate) fn frames(&mut self, chain: &[CallSite]) -> Vec<Frame> {
+        let frame = |(index, place): (usize, &CallSite)| {
+            let program = self.0.iter_mut().find(|program| Path::new(&place.object) == program.binary);
+            // But for the innermost these are where calls return to: the call is before.
+            let address = place.address - u64::from(index > 0 && place.address > 0);
+            let files = program.map_or(Vec::new(), |program| program.files(address));
+            Frame { is_kernel: place.is_kernel(), function: place.symbol.clone(), files }
+        };
+        chain.iter().enumerate().map(frame).collect()
+    }
+}
+
+impl ProgramSymbols {
     /// Opens a program's tables.
     ///
     /// # Errors
     /// If it has none.
-    pub(crate) fn open(binary: &Path) -> Result<Symbols, BenchError> {
+    fn open(binary: &Path) -> Result<ProgramSymbols, BenchError> {
         let cannot = |problem: String| {
             BenchError::process(
                 binary.display().to_string(),
@@ -48,22 +74,7 @@ impl Symbols {
             Segment { offset, len, address: segment.address() }
         };
         let segments = file.segments().map(segment).collect();
-        Ok(Symbols { binary: binary.to_owned(), loader, segments, found: HashMap::new() })
-    }
-
-    /// A chain of places as frames.
-    pub(crate) fn frames(&mut self, chain: &[CallSite]) -> Vec<Frame> {
-        let frame = |(index, place): (usize, &CallSite)| {
-            let is_ours = Path::new(&place.object) == self.binary;
-            // But for the innermost these are where calls return to: the call is before.
-            let files = if is_ours {
-                self.files(place.address - u64::from(index > 0 && place.address > 0))
-            } else {
-                Vec::new()
-            };
-            Frame { is_kernel: place.is_kernel(), function: place.symbol.clone(), files }
-        };
-        chain.iter().enumerate().map(frame).collect()
+        Ok(ProgramSymbols { binary: binary.to_owned(), loader, segments, found: HashMap::new() })
     }
 
     /// Source files of ours for the instruction at an offset of the file, innermost first.
@@ -108,7 +119,7 @@ mod tests {
     #[test]
     fn this_programs_own_functions_are_found() {
         let binary = std::env::current_exe().unwrap();
-        let mut symbols = Symbols::open(&binary).unwrap();
+        let mut symbols = Symbols::open(std::slice::from_ref(&binary)).unwrap();
         // Where this function lies in memory, and so in the file.
         let address = this_programs_own_functions_are_found as fn() as usize as u64;
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -3,7 +3,8 @@
 
 use std::fmt::Write;
 
-use super::goal::{self, Figure, Goal};
+use super::goal::{self, Figure, Goal, RUNS_MIN};
+use super::idle;
 use super::measure::Measure;
 use super::summary::{GridPoint, Row, Spread, Summary};
 use super::words;
@@ -11,32 +12,24 @@ use crate::attach::{BENCH_EXT4, BENCH_FILE, QEMU_LUKS, Way};
 use crate::{Cell, Results};
 use strongroom::plot::number;
 
-/// Medians of fewer runs are marked.
-const RUNS_MIN: usize = 5;
 /// The scheme for which figures were asked.
 const JUDGED_SCHEME: &str = "S2-5";
 
 /// Whether an experiment is shown here.
 pub(super) fn is_shown_here(bench: &str) -> bool {
-    bench == BENCH_FILE || bench == BENCH_EXT4
+    bench == BENCH_FILE || bench == BENCH_EXT4 || idle::is_shown_here(bench)
 }
 
 /// The section between the marks.
 pub(super) fn section(results: &Results, summaries: &[Summary]) -> String {
     let mut out = String::from("## What a program gets from an attached volume\n\n");
-    if let Some(machine) = results.machines.first() {
-        let _ = writeln!(out, "{}\n\nCommands:\n\n```", words::machine_in_words(machine));
-        for machine in &results.machines {
-            let _ = writeln!(out, "{}", machine.command);
-        }
-        out += "```\n\n";
-    }
+    out += &words::machine_and_commands(results);
     out += "Medians of interleaved runs, with the lowest and the highest in brackets; comparisons are made run by run. *Without FUSE* is our own client in a \
             process of the lab on the same target; *above it* is what the median of an I/O takes longer than there. Processor time is of the target's and \
             the attachment's processes; the program's own is in none of them.\n\n";
     let summaries: Vec<&Summary> =
         summaries.iter().filter(|summary| is_shown_here(&summary.experiment.bench)).collect();
-    let judged = figures(&summaries);
+    let judged = [figures(&summaries), idle::figures(&summaries)].concat();
     if !judged.is_empty() {
         let _ = writeln!(out, "{}", goal::table(&judged));
     }
@@ -52,6 +45,17 @@ pub(super) fn section(results: &Results, summaries: &[Summary]) -> String {
 
 /// One experiment's table.
 pub(super) fn table(summary: &Summary) -> String {
+    let mut out = match idle::is_shown_here(&summary.experiment.bench) {
+        true => idle::table(summary),
+        false => program_table(summary),
+    };
+    if summary.runs < RUNS_MIN {
+        let _ = writeln!(out, "\nFewer than {RUNS_MIN} runs: these medians show that it works, and are no results.");
+    }
+    out
+}
+
+fn program_table(summary: &Summary) -> String {
     let is_file = summary.experiment.bench == BENCH_FILE;
     let mut heads = vec!["I/O", "contender", "MiB/s", "kIO/s", "p50 µs", "p99 µs"];
     if is_file {
@@ -80,9 +84,6 @@ pub(super) fn table(summary: &Summary) -> String {
         let thread = cell(row).map(|cell| cell.cpu.busiest_thread_name.as_str()).unwrap_or_default();
         cells.push(format!("{} {thread}", text(row, Measure::BusiestThread)).trim_end().to_owned());
         let _ = writeln!(out, "| {} |", cells.join(" | "));
-    }
-    if summary.runs < RUNS_MIN {
-        let _ = writeln!(out, "\nFewer than {RUNS_MIN} runs: these medians show that it works, and are no results.");
     }
     out
 }
@@ -138,14 +139,7 @@ fn first_of<'a>(summary: &'a Summary, row: &Row) -> Option<&'a Row> {
 
 /// What the median of an I/O takes longer than `client`'s, in microseconds.
 fn above(row: &Row, client: &Row) -> Option<Spread> {
-    if !row.errors.is_empty() || !client.errors.is_empty() {
-        return None;
-    }
-    Spread::of(
-        row.runs
-            .iter()
-            .filter_map(|(run, cell)| Some(Measure::P50.of(cell)? - Measure::P50.of(client.runs.get(run)?)?)),
-    )
+    row.difference(client, Measure::P50)
 }
 
 /// A figure that was asked for: of which I/O, by which way, of what, and how much.
@@ -190,6 +184,14 @@ const ASKED: [Asked; 10] = [
 /// What was asked of a sealed volume, of the release that was named last. A way that did not take part is left out.
 fn figures(summaries: &[&Summary]) -> Vec<Figure> {
     let mut figures = Vec::new();
+    if summaries.iter().any(|summary| summary.rows.iter().any(|row| is_by(row, Way::File))) {
+        figures.push(Figure {
+            what: ABOVE_CLIENT.into(),
+            at: "FUSE over io_uring, which is not used (decisions.md), 4 KiB, depth 1".into(),
+            goal: Goal::AtMost(12.0),
+            came_out: None,
+        });
+    }
     for asked in &ASKED {
         let Some(summary) = summaries.iter().find(|summary| summary.experiment.bench == asked.bench()) else {
             continue;

@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use super::comparison::{self, Compared, Comparison, IoClass};
 use super::goal::Goal;
 use super::measure::Measure;
 use super::summary::{Row, Spread, Summary};
@@ -15,7 +16,29 @@ const BEFOREHAND: &str = "capacity-";
 /// From here on a target counts as the bottleneck.
 const SATURATED: f64 = 0.95;
 
-/// The table, with words before it; nothing if no cell has a pair.
+/// What was asked of the processor time of both ends.
+const COSTS: [Comparison; 2] = [
+    Comparison {
+        what: "an initiator's CPU time for a sealed write, more than S0's, µs",
+        bench: "client",
+        io: IoClass { size: 4096, depth: None, is_write: true },
+        own: "S2-5",
+        other: "S0",
+        compared: Compared::Difference(Measure::InitiatorPerKio),
+        goal: Goal::AtMost(0.9),
+    },
+    Comparison {
+        what: "the target's CPU time per GiB over S0's, in the first second of target and initiator",
+        bench: "client-first-second",
+        io: IoClass { size: 65536, depth: None, is_write: true },
+        own: "S2-5",
+        other: "S0",
+        compared: Compared::Ratio(Measure::TargetPerGib),
+        goal: Goal::AtMost(1.08),
+    },
+];
+
+/// The tables, with words before them; nothing if no cell has a pair.
 pub(super) fn table(summaries: &[Summary]) -> String {
     let client =
         |summary: &&Summary| !summary.experiment.bench.starts_with(BEFOREHAND) && summary.experiment.bench != "stream";
@@ -29,7 +52,8 @@ pub(super) fn table(summaries: &[Summary]) -> String {
          wins. Busy is the target's share of the processor time that it may use, of the lazy scheme and of the other; where both are below \
          {SATURATED}, something else limits the throughput, usually the initiators' processor.\n\n\
          | experiment | I/O | compared | MiB/s | client throughput | asked | | target capacity | target busy |\n\
-         |---|---|---|---:|---:|---|---|---:|---:|\n{lines}"
+         |---|---|---|---:|---:|---|---|---:|---:|\n{lines}\n### What sealing costs both ends\n\n{}",
+        comparison::table(&COSTS, summaries)
     )
 }
 
@@ -168,6 +192,29 @@ mod tests {
         );
         let loses = text.lines().find(|line| line.contains("S2-5 target at 40% over S0 target at 40%")).unwrap();
         assert!(loses.contains("| 121 / 200 | 0.60 (0.60–0.61) | – |  | 0.62 (0.62–0.62) |"), "{loses}");
+    }
+
+    #[test]
+    fn what_sealing_costs_is_judged_in_writes() {
+        let cells = (0..5).flat_map(|run| {
+            [("S2-5", 4.8, 1.10), ("S0", 4.0, 1.0)].into_iter().flat_map(move |(scheme, us, target)| {
+                let (client, first) = ("client", "client-first-second");
+                [(client, "seqwrite", 4096), (client, "seqread", 4096), (first, "seqwrite", 65536)].map(
+                    |(bench, pattern, size)| {
+                        let mut cell = cell(bench, scheme, run, 100, target);
+                        cell.key = CellKey { contender: scheme.into(), pattern: pattern.into(), size, ..cell.key };
+                        cell.cpu.initiator_cpu_ms_per_kio = Some(us);
+                        cell
+                    },
+                )
+            })
+        });
+        let results = Results { machines: Vec::new(), cells: cells.collect() };
+        let text = table(&["client", "client-first-second"].map(|bench| Summary::new(&results, bench)));
+        let judged: Vec<&str> = text.lines().filter(|line| line.contains("CPU time")).collect();
+        assert_eq!(judged.len(), 2, "{text}");
+        assert!(judged[0].contains("| 4 KiB seqwrite, depth 16 | at most 0.9 | 0.80 (0.80–0.80) | met |"), "{text}");
+        assert!(judged[1].contains("| 64 KiB seqwrite, depth 16 | at most 1.08 | 1.10 (1.10–1.10) | **not met** |"));
     }
 
     #[test]

@@ -109,6 +109,11 @@ const KNOWN: &[Description] = &[
         Measure::Throughput,
     ),
     Description::titled(
+        "client-first-second",
+        "The first second of a target and of initiators that have just started",
+        Measure::TargetPerGib,
+    ),
+    Description::titled(
         "client-quota",
         "Client throughput: the target limited to a share of its processor",
         Measure::Throughput,
@@ -168,6 +173,13 @@ const KNOWN: &[Description] = &[
         method: "fio on a file in ext4. Sequential I/O goes through the page cache over the whole file, of which nothing is cached at the beginning; what is \
                  written counts when it is durable. Random reads are direct I/O.",
         main: Measure::Throughput,
+    },
+    Description {
+        bench: "attach-idle",
+        title: "Volumes that are attached and that nobody uses",
+        question: "What do idle attachments cost, with busy polling enabled and without?",
+        method: "Each volume is attached as a file in FUSE by a process of its own; nobody opens it. CPU time of the target's process and of all attachments together.",
+        main: Measure::InitiatorCpu,
     },
     Description {
         bench: "ecl-64k",

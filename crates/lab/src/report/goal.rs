@@ -2,6 +2,11 @@
 
 use std::fmt::Write;
 
+use super::summary::Spread;
+
+/// A median of fewer runs is marked.
+pub(super) const RUNS_MIN: usize = 5;
+
 /// What is asked of a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Goal {
@@ -10,7 +15,7 @@ pub(super) enum Goal {
 }
 
 impl Goal {
-    fn is_met(self, number: f64) -> bool {
+    pub(super) fn is_met(self, number: f64) -> bool {
         match self {
             Goal::AtLeast(bound) => number >= bound,
             Goal::AtMost(bound) => number <= bound,
@@ -54,4 +59,10 @@ pub(super) fn table(figures: &[Figure]) -> String {
         };
     }
     out
+}
+
+/// What stands behind a median in a table: ` (0.95–1.02)`, and how many runs there were if they were few.
+pub(super) fn in_brackets(spread: Spread, runs: usize) -> String {
+    let few = if runs < RUNS_MIN { format!(", of {runs} runs only") } else { String::new() };
+    format!(" ({:.2}–{:.2}){few}", spread.low, spread.high)
 }

@@ -9,6 +9,7 @@ use super::client;
 use super::goal::Goal;
 use super::markdown;
 use super::measure::Measure;
+use super::releases;
 use super::summary::{Row, Spread, Summary};
 use super::words;
 use crate::Results;
@@ -164,17 +165,12 @@ impl Answer {
 
 /// The section: machine, commands, questions with answers, then every table.
 pub(crate) fn section(results: &Results, summaries: &[Summary]) -> String {
-    let mut out = String::from("## What laziness buys\n\nFrom one file of results, which the commands below made.\n");
-    if let Some(machine) = results.machines.first() {
-        let _ = writeln!(out, "\n{}\n\nCommands:\n\n```", words::machine_in_words(machine));
-        for machine in &results.machines {
-            let _ = writeln!(out, "{}", machine.command);
-        }
-        out += "```\n";
-    }
+    let mut out = String::from("## What laziness buys\n\nFrom one file of results, which the commands below made.\n\n");
+    out += &words::machine_and_commands(results);
+    let judged: Vec<Summary> = summaries.iter().map(Summary::of_last_release).collect();
     let _ = writeln!(
         out,
-        "\nCapacity is {CAPACITY}; a ratio of capacities is one of costs, run by run: of all patterns together, which is what is asked, and \
+        "Capacity is {CAPACITY}; a ratio of capacities is one of costs, run by run: of all patterns together, which is what is asked, and \
          of each alone. What is asked is judged where the target's processor is the bottleneck. Initiators that seal and open in software on \
          the one processor that is left do not get it there, and a target that waits pays for waking up; so they have sealed what they write \
          before (`--sealed-beforehand`), have opened what they read before, and in the measurement send and fetch it: for the target, byte \
@@ -185,7 +181,7 @@ pub(crate) fn section(results: &Results, summaries: &[Summary]) -> String {
     );
     for question in &QUESTIONS {
         let asked = question.goal.in_words();
-        let Some(answer) = question.answer(summaries, None) else {
+        let Some(answer) = question.answer(&judged, None) else {
             let _ = writeln!(
                 out,
                 "| {} | {} | {asked} | – | not measured | – | – |",
@@ -202,17 +198,19 @@ pub(crate) fn section(results: &Results, summaries: &[Summary]) -> String {
             question.what, answer.at
         );
         for pattern in &answer.patterns {
-            if let Some(answer) = question.answer(summaries, Some(pattern)) {
+            if let Some(answer) = question.answer(&judged, Some(pattern)) {
                 let (came_out, busy, ceiling) =
                     (answer.ratio_in_words(), answer.busy_in_words(), answer.ceiling_in_words());
                 let _ = writeln!(out, "| | {pattern} alone | | {came_out} | | {busy} | {ceiling} |");
             }
         }
     }
-    if let Some(plainly) = plainly(summaries) {
+    out += "\nWhere a goal is missed, the stages of both contenders and the bound that follows from them are in docs/bench/profile.md.\n";
+    if let Some(plainly) = plainly(&judged) {
         let _ = writeln!(out, "\n**Plainly.** {plainly}");
     }
-    out += &client::table(summaries);
+    out += &client::table(&judged);
+    out += &releases::table(summaries);
     for summary in summaries {
         let _ = writeln!(out, "\n### {}\n\n{}\n", summary.experiment.title, words::reliability(summary));
         for failure in words::failures(summary) {

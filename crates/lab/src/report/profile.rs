@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::summary::Spread;
+use super::bounds;
+use super::summary::{Spread, Summary};
 use super::words;
+use crate::profile::BENCH_PROFILE;
 use crate::profile::shares::EndProfile;
 use crate::profile::stages::{Kind, Stage};
 use crate::{Cell, Results};
@@ -23,22 +25,17 @@ const FUNCTION_CHARS: usize = 60;
 /// The section between the marks.
 pub(crate) fn section(results: &Results) -> String {
     let mut out = String::from("## Where the time goes\n\n");
-    if let Some(machine) = results.machines.first() {
-        let _ = writeln!(out, "{}\n\nCommands:\n\n```", words::machine_in_words(machine));
-        for machine in &results.machines {
-            let _ = writeln!(out, "{}", machine.command);
-        }
-        out += "```\n\n";
-    }
+    out += &words::machine_and_commands(results);
     out += "CPU microseconds for each I/O, user and system time. Medians of the runs, which interleave the contenders. How a sample is \
-            given to a stage, and what a stage contains: docs/measuring.md, \"CPU profiles\". The last column is what the last contender \
-            takes more than the first.\n\n";
+            given to a stage, and what a stage contains: docs/measuring.md, \"CPU profiles\". The last columns are what one contender takes more than \
+            another one.\n\n";
     out + &tables(results)
 }
 
 /// Everything but the machine.
 pub(crate) fn tables(results: &Results) -> String {
-    let mut out = String::new();
+    let summary = Summary::new(results, BENCH_PROFILE);
+    let mut out = bounds::table(&summary);
     let profiled: Vec<&Cell> = results.cells.iter().filter(|cell| cell.profile.is_some()).collect();
     let mut groups: Vec<Vec<&Cell>> = Vec::new();
     for cell in profiled {
@@ -58,7 +55,8 @@ pub(crate) fn tables(results: &Results) -> String {
             key.initiators
         );
         for end in [End::Initiator, End::Target] {
-            let _ = writeln!(out, "### {io}: {}\n\n{}", end.name(), Table::of(group, end).in_markdown());
+            let _ =
+                writeln!(out, "### {io}: {}\n\n{}", end.name(), Table::of(group, end, &summary.releases).in_markdown());
         }
     }
     out
@@ -95,41 +93,65 @@ impl End {
     }
 }
 
+/// The runs of one contender.
+struct Column<'a> {
+    name: &'a str,
+    /// The name without that of the release.
+    scheme: &'a str,
+    release: &'a str,
+    cells: Vec<&'a Cell>,
+}
+
 /// One I/O at one end.
 struct Table<'a> {
     end: End,
-    /// By contender, in the order in which they were measured.
-    contenders: Vec<(&'a str, Vec<&'a Cell>)>,
+    columns: Vec<Column<'a>>,
+    /// Which columns are compared: what the first takes more than the second.
+    compared: Vec<(usize, usize)>,
 }
 
+/// How names of schemes over ECL begin.
+const ECL: &str = "ECL-";
+
 impl<'a> Table<'a> {
-    fn of(cells: &[&'a Cell], end: End) -> Table<'a> {
-        let mut names: Vec<&str> = cells.iter().map(|cell| &*cell.key.contender).collect();
-        // Runs begin with another contender each time; the names say the order.
-        names.sort_unstable();
-        names.dedup();
-        let runs = |name| cells.iter().copied().filter(|cell| cell.key.contender == name).collect();
-        Table { end, contenders: names.into_iter().map(|name| (name, runs(name))).collect() }
+    fn of(cells: &[&'a Cell], end: End, releases: &[String]) -> Table<'a> {
+        let mut columns: Vec<Column<'a>> = Vec::new();
+        for &cell in cells {
+            let (name, release) = (&*cell.key.contender, &*cell.access.release);
+            match columns.iter_mut().find(|column| column.name == name) {
+                Some(column) => column.cells.push(cell),
+                None => {
+                    let scheme = name.strip_suffix(release).unwrap_or(name).trim_end();
+                    columns.push(Column { name, scheme, release, cells: vec![cell] });
+                }
+            }
+        }
+        // Runs begin with another contender each time: they do not say the order.
+        columns.sort_by_key(|column| {
+            let release = releases.iter().position(|release| release == column.release);
+            (column.scheme.starts_with(ECL), column.scheme, release)
+        });
+        let compared = compared(&columns);
+        Table { end, columns, compared }
     }
 
     /// The median of a number over the runs of each contender.
     fn medians(&self, number: impl Fn(&Cell, &EndProfile) -> f64) -> Vec<f64> {
-        let of = |cells: &Vec<&Cell>| {
+        let of = |cells: &[&Cell]| {
             cells.iter().filter_map(|cell| Some(number(cell, self.end.of(cell)?))).collect::<Vec<_>>()
         };
-        self.contenders.iter().map(|(_, cells)| Spread::of(of(cells)).map_or(0.0, |spread| spread.median)).collect()
+        self.columns.iter().map(|column| Spread::of(of(&column.cells)).map_or(0.0, |spread| spread.median)).collect()
     }
 
     fn in_markdown(&self) -> String {
-        let mut out = String::from("| stage |");
-        for (name, _) in &self.contenders {
-            let _ = write!(out, " {name} |");
-        }
-        let _ = writeln!(out, " more |\n|---|{}---:|", "---:|".repeat(self.contenders.len()));
+        let names = self.columns.iter().map(|column| column.name.to_owned());
+        let heads: Vec<String> = names.chain(self.compared.iter().map(|pair| self.in_words(*pair, "−"))).collect();
+        let mut out = format!("| stage | {} |\n|---|{}\n", heads.join(" | "), "---:|".repeat(heads.len()));
         let row = |name: &str, numbers: &[f64], digits: usize| {
             let cells: String = numbers.iter().map(|number| format!(" {number:.digits$} |")).collect();
-            let more = numbers.last().zip(numbers.first()).map_or(0.0, |(last, first)| last - first);
-            format!("| {name} |{cells} {more:+.digits$} |\n")
+            let more = |(own, other): &(usize, usize)| format!(" {:+.digits$} |", numbers[*own] - numbers[*other]);
+            let more: String = self.compared.iter().map(more).collect();
+            format!("| {name} |{cells}{more}\n")
         };
         let total = |_: &Cell, end: &EndProfile| end.stages_us.values().sum::<f64>();
         out += &row("**all**", &self.medians(total), 2);
@@ -148,23 +170,31 @@ impl<'a> Table<'a> {
         out += &row("kIO/s", &self.medians(|cell, _| cell.throughput.iops.unwrap_or(0.0) / 1000.0), 1);
         out += &row("samples in a run", &self.medians(|_, end| end.samples as f64), 0);
         let _ = write!(out, "\n{}", self.differences());
-        for (name, cells) in &self.contenders {
-            let _ = writeln!(out, "- {name}: {}", self.details(cells));
+        for column in &self.columns {
+            let _ = writeln!(out, "- {}: {}", column.name, self.details(&column.cells));
         }
         out
     }
 
-    /// Source files, and functions of the kernel, with the largest differences between the last contender and the first.
+    /// `S2-5 − S0`.
+    fn in_words(&self, (own, other): (usize, usize), between: &str) -> String {
+        format!("{} {between} {}", self.columns[own].name, self.columns[other].name)
+    }
+
+    /// Source files, and functions of the kernel, with the largest differences between contenders that are compared.
     fn differences(&self) -> String {
-        let [(first, of_first), .., (last, of_last)] = &self.contenders[..] else { return String::new() };
-        let mean = |cells: &[&Cell]| self.mean(cells, |end| &end.places_us);
-        let (before, after) = (mean(of_first), mean(of_last));
-        let mut more: Vec<(f64, &String)> =
-            after.iter().map(|(place, us)| (us - before.get(place).unwrap_or(&0.0), place)).collect();
-        more.retain(|(us, _)| *us >= PLACE_MIN_US);
-        more.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let list: Vec<String> = more.iter().take(PLACES).map(|(us, place)| format!("{us:.2} `{place}`")).collect();
-        format!("- {last} more than {first}, by file: {}\n", list.join(", "))
+        let mut out = String::new();
+        for &pair in &self.compared {
+            let mean = |at: usize| self.mean(&self.columns[at].cells, |end| &end.places_us);
+            let (after, before) = (mean(pair.0), mean(pair.1));
+            let mut more: Vec<(f64, &String)> =
+                after.iter().map(|(place, us)| (us - before.get(place).unwrap_or(&0.0), place)).collect();
+            more.retain(|(us, _)| *us >= PLACE_MIN_US);
+            more.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let list: Vec<String> = more.iter().take(PLACES).map(|(us, place)| format!("{us:.2} `{place}`")).collect();
+            let _ = writeln!(out, "- {}, by file: {}", self.in_words(pair, "more than"), list.join(", "));
+        }
+        out
     }
 
     /// Hottest functions and system calls.
@@ -209,6 +239,31 @@ impl<'a> Table<'a> {
         }
         sums
     }
+}
+
+/// The last scheme with the first one, each scheme over ECL with the same one over TCP, and each contender with itself in the first release.
+fn compared(columns: &[Column<'_>]) -> Vec<(usize, usize)> {
+    let all = 0..columns.len();
+    let find = |scheme: &str, release: &str| {
+        columns.iter().position(|column| (column.scheme, column.release) == (scheme, release))
+    };
+    let Some(first) = columns.first() else { return Vec::new() };
+    let of_first_scheme = columns.iter().take_while(|column| column.scheme == first.scheme);
+    let last_release = of_first_scheme.last().map_or("", |column| column.release);
+    let judged: Vec<usize> = all.filter(|at| columns[*at].release == last_release).collect();
+    let over_tcp: Vec<usize> = judged.iter().copied().filter(|at| !columns[*at].scheme.starts_with(ECL)).collect();
+    let mut pairs = Vec::new();
+    if let [first, .., last] = over_tcp[..] {
+        pairs.push((last, first));
+    }
+    for &at in &judged {
+        let other = columns[at].scheme.strip_prefix(ECL).and_then(|scheme| find(scheme, last_release));
+        pairs.extend(other.map(|other| (at, other)));
+    }
+    if last_release != first.release {
+        pairs.extend(judged.iter().filter_map(|&at| Some((at, find(columns[at].scheme, first.release)?))));
+    }
+    pairs
 }
 
 /// A name that fits into a line, without what Markdown would take for its own.
@@ -263,7 +318,7 @@ mod tests {
         let results = Results { machines: Vec::new(), cells: cells.collect() };
         let text = section(&results);
         let line = |what: &str| text.lines().find(|line| line.starts_with(what)).unwrap_or_default().to_owned();
-        assert_eq!(line("| stage"), "| stage | S0 | S2-5 | more |");
+        assert_eq!(line("| stage"), "| stage | S0 | S2-5 | S2-5 − S0 |");
         assert_eq!(line("| seal, open"), "| seal, open | 0.20 | 1.50 | +1.30 |");
         assert_eq!(line("| **all**"), "| **all** | 2.20 | 3.50 | +1.30 |");
         assert_eq!(line("| *of all:* copying"), "| *of all:* copying | 0.50 | 0.50 | +0.00 |");
@@ -274,6 +329,42 @@ mod tests {
             line("- S0: ").ends_with("functions 0.20 `aes_gcm_encrypt`; system calls per I/O 0.20 `io_uring_enter`")
         );
         assert!(text.contains("### 4 KiB seqwrite, depth 16, 1 initiator: target") && text.contains("not counted"));
+    }
+
+    #[test]
+    fn ecl_is_compared_with_tcp_and_releases_with_the_first_one() {
+        let mut cells = Vec::new();
+        for run in 0..3 {
+            for (scheme, us) in [("S0", 0.0), ("S2-5", 1.0), ("ECL-S2-5", 3.0)] {
+                for (release, faster) in [("old", 1.0), ("new", 0.5)] {
+                    let mut cell = cell(&format!("{scheme} {release}"), run, us * faster);
+                    cell.access.release = release.into();
+                    cells.push(cell);
+                }
+            }
+        }
+        let text = tables(&Results { machines: Vec::new(), cells: cells.clone() });
+        let line = |what: &str| text.lines().find(|line| line.starts_with(what)).unwrap_or_default().to_owned();
+        let heads: Vec<String> =
+            line("| stage").split(" | ").map(|head| head.trim_matches(['|', ' ']).to_owned()).collect();
+        let expected =
+            ["stage", "S0 old", "S0 new", "S2-5 old", "S2-5 new", "ECL-S2-5 old", "ECL-S2-5 new", "S2-5 new − S0 new"];
+        assert_eq!(heads[..8], expected);
+        assert_eq!(
+            heads[8..],
+            ["ECL-S2-5 new − S2-5 new", "S0 new − S0 old", "S2-5 new − S2-5 old", "ECL-S2-5 new − ECL-S2-5 old"]
+        );
+        let differences = "| +0.50 | +1.00 | +0.00 | -0.50 | -1.50 |";
+        assert!(line("| seal, open").ends_with(differences), "{text}");
+        // Another I/O begins with another contender.
+        let mut others: Vec<Cell> = cells.iter().rev().cloned().collect();
+        others.iter_mut().for_each(|cell| cell.key.size = 65536);
+        cells.extend(others);
+        let text = tables(&Results { machines: Vec::new(), cells: cells.clone() });
+        let heads: Vec<&str> = text.lines().filter(|line| line.starts_with("| stage")).collect();
+        assert!(heads.len() == 4 && heads.iter().all(|line| *line == heads[0]), "{text}");
+        cells.retain(|cell| cell.key.contender == "S0 old");
+        assert!(tables(&Results { machines: Vec::new(), cells }).contains("| stage | S0 old |\n"));
     }
 
     #[test]

@@ -77,6 +77,8 @@ pub struct Row {
     pub point: GridPoint,
     /// Of whom.
     pub contender: String,
+    /// Of which release of it; empty where there is only one.
+    pub release: String,
     /// Its suite.
     pub suite: String,
     /// The runs that say something, by number.
@@ -86,6 +88,12 @@ pub struct Row {
 }
 
 impl Row {
+    /// The contender without the name of its release.
+    pub fn contender_of_any_release(&self) -> &str {
+        let name = self.contender.strip_suffix(&self.release).filter(|_| !self.release.is_empty());
+        name.map_or(&*self.contender, str::trim_end)
+    }
+
     /// One number over all runs.
     pub fn spread(&self, measure: Measure) -> Option<Spread> {
         // With errors among the runs the rest is not shown as if nothing had happened.
@@ -105,6 +113,16 @@ impl Row {
             Some(measure.of(cell)? / base)
         }))
     }
+
+    /// This row's number less that of `base`, run by run.
+    pub fn difference(&self, base: &Row, measure: Measure) -> Option<Spread> {
+        if !self.errors.is_empty() || !base.errors.is_empty() {
+            return None;
+        }
+        Spread::of(
+            self.runs.iter().filter_map(|(run, cell)| Some(measure.of(cell)? - measure.of(base.runs.get(run)?)?)),
+        )
+    }
 }
 
 /// One experiment's results.
@@ -116,6 +134,8 @@ pub struct Summary {
     pub rows: Vec<Row>,
     /// Contenders in the order in which they appeared.
     pub contenders: Vec<String>,
+    /// Releases in the order in which they were named; none where there is only one.
+    pub releases: Vec<String>,
     /// What lies beneath, all that there is.
     pub media: Vec<String>,
     /// The longest measurement of a cell, in seconds, and how many runs there were.
@@ -128,7 +148,7 @@ impl Summary {
     /// Of the cells of `bench`.
     pub fn new(results: &Results, bench: &str) -> Summary {
         let mut rows: Vec<Row> = Vec::new();
-        let (mut contenders, mut media) = (Vec::new(), Vec::new());
+        let (mut contenders, mut releases, mut media) = (Vec::new(), Vec::new(), Vec::new());
         let mut seconds = 0.0f64;
         for cell in results.cells.iter().filter(|cell| cell.key.bench == bench) {
             let point = GridPoint {
@@ -138,6 +158,7 @@ impl Summary {
                 initiators: cell.key.initiators,
             };
             add_new(&mut contenders, &cell.key.contender);
+            add_new(&mut releases, &cell.access.release);
             add_new(&mut media, &cell.key.medium);
             seconds = seconds.max(cell.throughput.elapsed_s);
             let at = rows.iter().position(|row| row.point == point && row.contender == cell.key.contender);
@@ -147,6 +168,7 @@ impl Summary {
                     rows.push(Row {
                         point,
                         contender: cell.key.contender.clone(),
+                        release: cell.access.release.clone(),
                         suite: String::new(),
                         runs: BTreeMap::new(),
                         errors: Vec::new(),
@@ -169,7 +191,22 @@ impl Summary {
             (pattern_order(&row.point.pattern), row.point.initiators, row.point.depth, row.point.size, order)
         });
         let runs = rows.iter().map(|row| row.runs.len() + row.errors.len()).max().unwrap_or(0);
-        Summary { experiment: Experiment::named(bench), rows, contenders, media, seconds, runs }
+        Summary { experiment: Experiment::named(bench), rows, contenders, releases, media, seconds, runs }
+    }
+
+    /// The same of the release that was named last, which is the one that is judged, and of what has no releases; contenders without the
+    /// release's name.
+    #[must_use]
+    pub fn of_last_release(&self) -> Summary {
+        let mut summary = self.clone();
+        let Some(last) = self.releases.last() else { return summary };
+        summary.rows.retain(|row| row.release.is_empty() || row.release == *last);
+        for row in &mut summary.rows {
+            row.contender = row.contender_of_any_release().to_owned();
+        }
+        summary.contenders.clear();
+        summary.rows.iter().for_each(|row| add_new(&mut summary.contenders, &row.contender));
+        summary
     }
 
     /// The row of a contender at a point.

@@ -5,7 +5,7 @@ use super::experiment::is_wan;
 use super::measure::Measure;
 use super::summary::{Row, Spread, Summary};
 use super::wan;
-use crate::Machine;
+use crate::{Machine, Results};
 use strongroom::plot::number;
 use strongroom::units::long_size;
 
@@ -142,6 +142,13 @@ pub(crate) fn reliability(summary: &Summary) -> String {
         ));
     }
     sentences.join(" ")
+}
+
+/// The machine as one paragraph, and the commands that made the results.
+pub(crate) fn machine_and_commands(results: &Results) -> String {
+    let Some(machine) = results.machines.first() else { return String::new() };
+    let commands: String = results.machines.iter().map(|machine| format!("{}\n", machine.command)).collect();
+    format!("{}\n\nCommands:\n\n```\n{commands}```\n\n", machine_in_words(machine))
 }
 
 /// The machine, as one paragraph.

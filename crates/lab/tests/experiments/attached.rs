@@ -131,6 +131,33 @@ fn releases_and_arguments_are_contenders() {
 }
 
 #[test]
+fn attachments_that_nobody_uses_are_measured_with_polling_and_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, page) = (path("attach.jsonl"), path("attach.md"));
+    if let Some(reason) = missing(&json) {
+        println!("skipped: idle attachments were not measured: {reason}");
+        return;
+    }
+    let command = ["attach", "--quick", "--quiet", "--schemes", "S2-5", "--ways", "file", "--patterns", "seqwrite"];
+    run(&[&command[..], &["--idle", "3", "--seconds", "1", "--json", &json]].concat()).ok();
+    let cells: Vec<Value> =
+        cells(Path::new(&json)).into_iter().filter(|cell| text(cell, "bench") == "attach-idle").collect();
+    let contenders: Vec<&str> = cells.iter().map(|cell| text(cell, "contender")).collect();
+    assert_eq!(contenders, ["S2-5, polling off", "S2-5, polling auto"]);
+    for cell in &cells {
+        assert!(cell["error"].is_null() && cell["initiators"] == 3, "{cell}");
+        for end in ["target_cpu", "initiator_cpu"] {
+            // Nobody would call half of a processor idle.
+            assert!(cell[end].as_f64().is_some_and(|cpu| cpu < 0.5), "{cell}");
+        }
+    }
+    run(&["report", &json, "--attach", &page]).ok();
+    let page = fs::read_to_string(&page).unwrap();
+    assert!(page.contains("| S2-5, polling auto | 3 |") && !page.contains("at most 0.2 "), "40 are asked: {page}");
+}
+
+#[test]
 fn wrong_wishes_are_refused_with_advice() {
     let refused = |arguments: &[&str], parts: &[&str]| {
         run(&[&["attach"], arguments].concat()).failed(parts);

@@ -9,6 +9,7 @@ mod stage;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::Value;
@@ -174,6 +175,74 @@ fn software_processes_do_without_aes_instructions() {
     }
 }
 
+/// Targets and initiators that are started for each measurement, on volumes that nobody has written.
+#[test]
+fn the_first_second_of_both_ends_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, page) = (path("results.jsonl"), path("schemes.md"));
+    let command =
+        ["rawio", "--name", "client-first-second", "--just-started", "--schemes", "S0,S2-5", "--sizes", "64k"];
+    let writes = ["--patterns", "seqwrite", "--volume-size", "8MiB"];
+    let cells = measured(&[&command[..], &writes, &SHORT].concat(), &json, |cell| cell["ios"].as_u64() > Some(0));
+    assert_eq!(cells.len(), 2 * 2);
+    for cell in &cells {
+        assert!(cell["target_cpu_s_per_gib"].is_number() && cell["initiator_cpu_ms_per_kio"].is_number(), "{cell}");
+        // What a target counts of itself is from before the measurement where nothing was before it.
+        assert!(cell["target_crypto_per_byte"].as_f64().is_none_or(|crypto| crypto < 0.2), "{cell}");
+    }
+    run(&["report", &json, "--laziness", &page]).ok();
+    let page = fs::read_to_string(&page).unwrap();
+    let judged = page.lines().find(|line| line.contains("first second of target and initiator")).unwrap();
+    assert!(judged.contains("| at most 1.08 |") && judged.contains("of 2 runs only"), "{judged}");
+    run(&command).failed(&["--patterns seqwrite,randwrite"]);
+    run(&[&command[..], &["--verify"]].concat()).failed(&["--verify"]);
+}
+
+/// Two builds of this program take part, as their targets and their initiators.
+#[test]
+fn releases_are_contenders_of_one_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, page) = (path("results.jsonl"), path("schemes.md"));
+    // Stands for a build of another release, and notes what it is asked to be.
+    let (old, log) = (path("old-lab"), path("log"));
+    let lab = env!("CARGO_BIN_EXE_strongroom-lab");
+    fs::write(&old, format!("#!/bin/sh\necho \"$*\" >> '{log}'\nexec '{lab}' \"$@\"\n")).unwrap();
+    fs::set_permissions(&old, fs::Permissions::from_mode(0o700)).unwrap();
+    let (first, last) = (format!("old={old}"), format!("new={lab}"));
+    let programs = ["--program", &first, "--program", &last];
+    let grid = ["--schemes", "S0,S2-5", "--patterns", "seqwrite", "--sizes", "4k", "--volume-size", "8MiB"];
+    let command = [&["rawio", "--name", "client"], &programs[..], &grid, &SHORT].concat();
+    let cells = measured(&command, &json, |cell| cell["ios"].as_u64() > Some(0));
+    let contenders: BTreeSet<&str> = cells.iter().map(|cell| cell["contender"].as_str().unwrap()).collect();
+    assert_eq!(contenders, BTreeSet::from(["S0 old", "S0 new", "S2-5 old", "S2-5 new"]));
+    for cell in &cells {
+        assert!(cell["contender"].as_str().unwrap().ends_with(cell["release"].as_str().unwrap()), "{cell}");
+    }
+    let asked = fs::read_to_string(&log).unwrap();
+    assert!(asked.contains("product --log warn serve") && asked.contains("initiator"), "{asked}");
+    let machine = fs::read_to_string(&json).unwrap().lines().next().unwrap().to_owned();
+    assert!(machine.contains("old: strongroom-lab") && machine.contains("new: strongroom-lab"), "{machine}");
+    run(&["report", &json, "--laziness", &page]).ok();
+    let page = fs::read_to_string(&page).unwrap();
+    assert!(page.contains("Releases beside each other") && page.contains("| S2-5 new over S2-5 old |"), "{page}");
+    assert!(page.contains("| S2-5 over S0 |"), "the new one is judged: {page}");
+
+    let peers = ["peers", "--only", "strongroom-sealed", "--patterns", "randread", "--sizes", "4k", "--runs", "1"];
+    let command = [&peers[..], &["--volume-size", "8MiB", "--quiet"], &programs].concat();
+    let cells = measured(&command, &json, |cell| cell["ios"].as_u64() > Some(0));
+    let contenders: Vec<&str> = cells.iter().map(|cell| cell["contender"].as_str().unwrap()).collect();
+    assert_eq!(contenders, ["Strongroom sealed old", "Strongroom sealed new"]);
+    let page = path("peers.md");
+    run(&["report", &json, "--peers", &page]).ok();
+    let page = fs::read_to_string(&page).unwrap();
+    assert!(page.contains("| 64 KiB I/Os | at least 5 | – | not measured |"), "{page}");
+    assert!(page.contains("| Strongroom sealed new over Strongroom sealed old |"), "{page}");
+    run(&["rawio", "--program", &old, "--program", &old]).failed(&["--program NAME=PATH"]);
+    run(&["rawio", "--url", "strongroom://x/y", "--program", &old, "--patterns", "seqread"]).failed(&["--url"]);
+}
+
 /// Whether this machine lets us sample its processors; if not, why.
 fn perf_can_look() -> Result<(), String> {
     let mut perf = std::process::Command::new("perf");
@@ -195,19 +264,21 @@ fn profiles_give_the_time_of_an_io_to_its_stages() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (json, page) = (path("profile.jsonl"), path("profile.md"));
-    let grid = ["--schemes", "S0,S2-5", "--patterns", "seqwrite", "--sizes", "64k", "--volume-size", "8MiB"];
+    let grid = ["--schemes", "S0,S2-5,ECL-S2-5", "--patterns", "seqwrite", "--sizes", "64k", "--volume-size", "8MiB"];
     let looks = ["--look", "1", "--count", "0.1", "--runs", "1", "--quiet"];
     let us = |end: &Value, stage: &str| end["stages_us"][stage].as_f64().unwrap_or(0.0);
     let sum = |end: &Value| end["stages_us"].as_object().unwrap().values().map(|us| us.as_f64().unwrap()).sum::<f64>();
     let is_right = |cell: &Value| {
         let (target, initiator) = (&cell["profile"]["target"], &cell["profile"]["initiator"]);
-        let is_sealed = cell["scheme"] == "S2-5";
+        let is_sealed = cell["scheme"] != "S0";
+        let recovers = us(initiator, "recovery, congestion (ECL)") > 0.0;
         let adds_up = [(target, "target_cpu_ms_per_kio"), (initiator, "initiator_cpu_ms_per_kio")]
             .iter()
             .all(|(end, whole)| (sum(end) / cell[*whole].as_f64().unwrap() - 1.0).abs() < 0.01);
         let is_known = [target, initiator].iter().all(|end| us(end, "unknown") < 0.1 * sum(end));
         adds_up
             && is_known
+            && recovers == (cell["scheme"] == "ECL-S2-5")
             && is_sealed == (us(initiator, "seal, open") > 0.0)
             && us(target, "seal, open") == 0.0
             && is_sealed == (us(target, "channel") > 0.0)
@@ -216,10 +287,14 @@ fn profiles_give_the_time_of_an_io_to_its_stages() {
             && us(initiator, "socket (kernel)") > 0.0
     };
     let cells = measured(&[&["profile"], &grid[..], &looks].concat(), &json, is_right);
-    assert_eq!(cells.len(), 2);
+    assert_eq!(cells.len(), 3);
     run(&["report", &json, "--profile", &page]).ok();
     let page = fs::read_to_string(&page).unwrap();
-    assert!(page.contains("| stage | S0 | S2-5 | more |") && page.contains(", 1 initiator: target"), "{page}");
+    assert!(
+        page.contains("| stage | S0 | S2-5 | ECL-S2-5 | S2-5 − S0 | ECL-S2-5 − S2-5 |")
+            && page.contains(", 1 initiator: target"),
+        "{page}"
+    );
     assert!(page.contains("| seal, open | 0.00 |") && page.contains("<!-- profile: end -->"), "{page}");
     run(&["profile", "--look", "0"]).failed(&["--look 0.05"]);
     run(&["profile", "--schemes", "S9-9"]).failed(&["S9-9"]);
