@@ -4,6 +4,7 @@
 //! An experiment is one or more series; a series starts its contenders once and measures them by turns, over one path after the other
 //! (`series`, `path`). Absent: how a cell is measured (`rawio`), and what the results say (`report`).
 
+pub(crate) mod ethernet;
 mod files;
 mod flood;
 mod local_disk;
@@ -25,9 +26,10 @@ use flood::FloodSite;
 use path::NetworkPath;
 use series::{Company, Series, Trial};
 
+pub use ethernet::substitute_if_asked;
 pub(crate) use flood::DISCARDED;
 pub use flood::{discard, flood};
-pub(crate) use series::lossy_rate;
+pub(crate) use series::{IN_FRAMES, lossy_rate};
 
 /// One of the experiments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,11 +48,13 @@ pub enum EclExperiment {
     Flood,
     /// bonnie++ on a file system on each, and on the local disk: the quanta paper's Figure 5.
     Files,
+    /// Everything that is read compared with what was written.
+    Verify,
 }
 
 impl EclExperiment {
     /// All of them, in the order in which they run.
-    pub const ALL: [EclExperiment; 7] = [
+    pub const ALL: [EclExperiment; 8] = [
         EclExperiment::Goals,
         EclExperiment::Figures,
         EclExperiment::Depths,
@@ -58,6 +62,7 @@ impl EclExperiment {
         EclExperiment::Fairness,
         EclExperiment::Flood,
         EclExperiment::Files,
+        EclExperiment::Verify,
     ];
 
     /// As on the command line.
@@ -70,6 +75,7 @@ impl EclExperiment {
             EclExperiment::Fairness => "fairness",
             EclExperiment::Flood => "flood",
             EclExperiment::Files => "files",
+            EclExperiment::Verify => "verify",
         }
     }
 }

@@ -36,6 +36,7 @@ fn product_arguments() -> Option<Vec<OsString>> {
 }
 
 fn main() -> ExitCode {
+    strongroom_lab::ecl::substitute_if_asked();
     if let Some(arguments) = product_arguments() {
         return strongroom::run(&arguments);
     }

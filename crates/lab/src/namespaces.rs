@@ -5,6 +5,7 @@ use std::process::{Command, id};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::BenchError;
+use crate::ecl::ethernet;
 use crate::programs::{program, run};
 
 /// Addresses of the cable: nobody else can be in these namespaces.
@@ -40,6 +41,9 @@ impl Namespaces {
         namespaces.set_mtu(mtu)?;
         for (side, address) in [(&target, TARGET), (&initiator, INITIATOR)] {
             ip(&["-n", side, "link", "set", "lo", "up"])?;
+            // By which frames find their end.
+            let mac = ethernet::mac_address(address).map(|byte| format!("{byte:02x}")).join(":");
+            ip(&["-n", side, "link", "set", side, "address", &mac])?;
             ip(&["-n", side, "link", "set", side, "up"])?;
             ip(&["-n", side, "address", "add", &format!("{address}/24"), "dev", side])?;
         }

@@ -10,6 +10,7 @@ use strongroom_block::Mode;
 use strongroom_initiator::{DEFAULT_BASE_IQN, VolumeUrl};
 
 use crate::cpu::Placement;
+use crate::ecl::ethernet;
 use crate::engine::{AttachSettings, ChannelSettings, Engine, SealingSettings};
 use crate::process::{Product, command_in};
 use crate::{Background, BenchError, Contender, CpuQuota, Identity, InitiatorProcess, ProcessKind, Setup, TargetWork};
@@ -108,6 +109,9 @@ impl Ours {
             command.arg("--benchmark-suites");
         }
         options.setup.target_process().apply(&mut command);
+        if options.setup.has_frames {
+            ethernet::apply(&mut command);
+        }
         let name = format!("target-{}", options.setup.file_name());
         let quota = options.setup.target.quota_percent.map(CpuQuota::create).transpose()?;
         let mut target = Background::start(&name, command, &options.placement.target, &options.directory)?;
@@ -124,6 +128,7 @@ impl Ours {
         let initiators = InitiatorPool::new(&options.lab_binary, &options.directory, placement, &setup.file_name());
         let identity = options.identity();
         let initiators = initiators.of_kind(setup.process).in_namespace(options.hosts.initiators.clone());
+        let initiators = if setup.has_frames { initiators.with_frames() } else { initiators };
         let target_key = target_key.trim().to_owned();
         let (connections, busy_poll) = (1, None);
         Ok(Ours { identity, options, initiators, target, quota, address, stats, target_key, connections, busy_poll })
@@ -417,6 +422,7 @@ pub struct InitiatorPool {
     placement: Option<Placement>,
     name: String,
     kind: ProcessKind,
+    has_frames: bool,
     namespace: Option<String>,
     processes: Vec<InitiatorProcess>,
     attached: Vec<Option<String>>,
@@ -434,6 +440,7 @@ impl InitiatorPool {
             placement,
             name: name.to_owned(),
             kind: ProcessKind::default(),
+            has_frames: false,
             namespace: None,
             processes: Vec::new(),
             attached: Vec::new(),
@@ -446,6 +453,13 @@ impl InitiatorPool {
     #[must_use]
     pub fn of_kind(mut self, kind: ProcessKind) -> InitiatorPool {
         self.kind = kind;
+        self
+    }
+
+    /// The same, of processes whose ECL packets are Ethernet frames.
+    #[must_use]
+    fn with_frames(mut self) -> InitiatorPool {
+        self.has_frames = true;
         self
     }
 
@@ -518,6 +532,9 @@ impl InitiatorPool {
         let mut command = command_in(self.namespace.as_deref(), &self.lab_binary);
         command.args(["--log", "error", "initiator"]);
         self.kind.apply(&mut command);
+        if self.has_frames {
+            ethernet::apply(&mut command);
+        }
         let cpu = self.placement.as_ref().map(|placement| placement.initiator(index));
         let name = format!("initiator-{}-{index}", self.name);
         self.processes.push(InitiatorProcess::start(&name, command, cpu, &self.directory)?);

@@ -24,6 +24,8 @@ pub struct Setup {
     pub record_cache: Option<u64>,
     /// Over ECL: quanta and packets of parity in a group, as `?parity=K+M` has them; `None`: no parity.
     pub parity: Option<(u8, u8)>,
+    /// Over ECL: packets are Ethernet frames, not UDP.
+    pub has_frames: bool,
     /// Who does the cryptography.
     pub process: ProcessKind,
     /// What is different for the target.
@@ -51,6 +53,7 @@ impl Setup {
             blocks_per_key: None,
             record_cache: None,
             parity: None,
+            has_frames: false,
             process,
             target: TargetTerms::default(),
         }
@@ -128,6 +131,9 @@ impl Setup {
         }
         if let Some((quanta, parity)) = self.parity {
             label += &format!(" parity {quanta}+{parity}");
+        }
+        if self.has_frames {
+            label += " in frames";
         }
         if self.process == ProcessKind::Software {
             label += " software";

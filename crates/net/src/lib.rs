@@ -27,4 +27,7 @@ pub use runtime::{
     ListenerId, Look, PathInfo, PollCounters, Runtime, RuntimeCounters, RuntimeOptions, SendState, StreamId,
     StreamOptions, WaitEstimator, Waker, resolve,
 };
-pub use udp::{PacketSplit, UdpCounters, UdpPacket, UdpPath, UdpSent, UdpSocket, UdpTransmit};
+pub use udp::{
+    PacketSocket, PacketSocketOpener, PacketSplit, UdpCounters, UdpPacket, UdpPath, UdpSent, UdpSocket, UdpTransmit,
+    substitute_udp,
+};

@@ -17,6 +17,7 @@ mod options;
 mod packet;
 mod receive;
 mod send;
+mod substitute;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -25,6 +26,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 
 pub use self::packet::{PacketSplit, UdpCounters, UdpPacket, UdpPath, UdpSent, UdpTransmit};
+pub use self::substitute::{PacketSocket, PacketSocketOpener, substitute_udp};
 
 use crate::NetError;
 use receive::ReceiveBuffers;
@@ -39,6 +41,8 @@ pub struct UdpSocket {
     is_connected: bool,
     sender: Sender,
     receiver: ReceiveBuffers,
+    /// Sends and receives instead of both, where packets do not travel by UDP.
+    substitute: Option<Box<dyn PacketSocket>>,
     counters: UdpCounters,
 }
 
@@ -48,6 +52,11 @@ impl UdpSocket {
     /// # Errors
     /// [`NetError::System`].
     pub fn connect(peer: SocketAddr, local: Option<IpAddr>) -> Result<UdpSocket, NetError> {
+        if let (Some(opener), Some(local)) = (substitute::opener(), local) {
+            let opened =
+                opener(local, Some(peer)).map_err(|source| NetError::system("make a packet socket", source))?;
+            return Ok(UdpSocket::substituted(SocketAddr::new(local, 0), opened));
+        }
         let explain = |errno: Errno| NetError::system("make a UDP socket", errno);
         let fd = options::socket_for(peer).map_err(explain)?;
         // A link-local address means nothing without its interface, which the peer's names.
@@ -66,6 +75,12 @@ impl UdpSocket {
     /// # Errors
     /// [`NetError`], as for a [`Listener`](crate::Listener); [`NetError::UdpPortTaken`] if another program has the port.
     pub fn bind_group(address: SocketAddr, workers: usize) -> Result<Vec<UdpSocket>, NetError> {
+        if let Some(opener) = substitute::opener() {
+            // Each would receive all packets.
+            let opened = if workers == 1 { opener(address.ip(), None) } else { Err(Errno::NOTSUP.into()) };
+            let opened = opened.map_err(|source| NetError::Listen { address, source })?;
+            return Ok(vec![UdpSocket::substituted(address, opened)]);
+        }
         let explain = |errno: Errno| match errno {
             Errno::ADDRINUSE => NetError::UdpPortTaken { address },
             Errno::ADDRNOTAVAIL => NetError::AddressNotOurs { address },
@@ -97,8 +112,21 @@ impl UdpSocket {
             is_connected,
             sender: Sender::default(),
             receiver: ReceiveBuffers::default(),
+            substitute: None,
             counters: UdpCounters::default(),
         })
+    }
+
+    fn substituted(local_address: SocketAddr, (fd, substitute): (OwnedFd, Box<dyn PacketSocket>)) -> UdpSocket {
+        UdpSocket {
+            fd,
+            local_address,
+            is_connected: false,
+            sender: Sender::default(),
+            receiver: ReceiveBuffers::default(),
+            substitute: Some(substitute),
+            counters: UdpCounters::default(),
+        }
     }
 
     /// Where it is bound.
@@ -113,16 +141,25 @@ impl UdpSocket {
 
     /// Most packets from now on will be split so. Others arrive as well.
     pub fn expect(&mut self, split: PacketSplit) {
-        self.receiver.expect(split);
+        match &mut self.substitute {
+            None => self.receiver.expect(split),
+            Some(substitute) => substitute.expect(split),
+        }
     }
 
     /// Takes what one call brings, at most 64 KiB. False: nothing is waiting.
     pub fn receive(&mut self, packets: &mut Vec<UdpPacket>) -> bool {
-        self.receiver.receive(self.fd.as_fd(), packets, &mut self.counters)
+        match &mut self.substitute {
+            None => self.receiver.receive(self.fd.as_fd(), packets, &mut self.counters),
+            Some(substitute) => substitute.receive(self.fd.as_fd(), packets, &mut self.counters),
+        }
     }
 
     /// Sends packets, the first ones first, until the queue is empty or the kernel takes no more. What the kernel refuses is gone.
     pub fn send(&mut self, path: UdpPath, queue: &mut VecDeque<UdpTransmit>) -> UdpSent {
+        if let Some(substitute) = &mut self.substitute {
+            return substitute.send(self.fd.as_fd(), path.peer, queue, &mut self.counters);
+        }
         let peer = (!self.is_connected).then_some(path.peer);
         self.sender.send(self.fd.as_fd(), (peer, path.local), queue, &mut self.counters)
     }

@@ -76,6 +76,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "initiator",
             "keyfiles",
             "keyserver",
+            "net",
             "seal",
             "strongroom",
             "target",

@@ -17,14 +17,15 @@ use strongroom::units::parse_size;
     strongroom-lab ecl --json ecl.jsonl && strongroom-lab report ecl.jsonl --ecl ecl.md --plots plots\n  \
     strongroom-lab ecl loss fairness --runs 3 --json ecl.jsonl --append\n\n\
     goals: the target's CPU time per GiB and per 4 KiB I/O, and latency at depth 1\n  \
-    figures: throughput over packets of 1500 to 16000 bytes, with and without offloads, beside the local disk, and quanta of 512 to 4096\n  \
+    figures: throughput over packets of 1500 to 16000 bytes, with and without offloads, beside the local disk, ECL as UDP and as Ethernet frames, and quanta of 512 to 4096\n  \
     depths: 4 KiB I/Os at depth 1 to 128\n  \
     loss: 4 KiB reads over links that lose packets, and writes over a long one\n  \
     fairness: beside a TCP connection, and 1 to 8 initiators, through 100 Mbit/s\n  \
     flood: 4 KiB reads while the target's UDP port is flooded\n  \
-    files: bonnie++ on the local disk and on file systems on volumes, whose stores are there (--work-dir, else in the temporary directory)")]
+    files: bonnie++ on the local disk and on file systems on volumes, whose stores are there (--work-dir, else in the temporary directory)\n  \
+    verify: reads and writes that are compared, over a cable and a link that loses packets, as UDP and as Ethernet frames")]
 pub(crate) struct EclArgs {
-    /// Which experiments: goals, figures, depths, loss, fairness, flood, files [default: all].
+    /// Which experiments: goals, figures, depths, loss, fairness, flood, files, verify [default: all].
     #[arg(value_name = "EXPERIMENT")]
     experiments: Vec<EclExperiment>,
     /// How long one measurement lasts; over links several times as long.

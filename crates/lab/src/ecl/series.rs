@@ -32,11 +32,16 @@ const PARITY: (u8, u8) = (8, 1);
 /// A link that is the bottleneck, in bits per second.
 const SLOW: u64 = 100_000_000;
 
+const RANDOM: [Pattern; 2] = [Pattern::RandRead, Pattern::RandWrite];
+
 const S0: SchemeChoice = SchemeChoice::Plain;
 const S2_1: SchemeChoice = SchemeChoice::Channel(Scheme::EncryptAll);
 const S2_5: SchemeChoice = SchemeChoice::Channel(Scheme::Lazy);
 const ECL: SchemeChoice = SchemeChoice::Ecl(Scheme::Lazy);
 const ECL_S1_2: SchemeChoice = SchemeChoice::Ecl(Scheme::LazyAuth);
+
+/// ECL in the quanta paper's own form.
+pub(crate) const IN_FRAMES: &str = "ECL-S2-5 in Ethernet frames";
 
 /// How many reads of `size` bytes a second are asked for over lossy links.
 pub(crate) fn lossy_rate(size: u64) -> u32 {
@@ -80,6 +85,8 @@ pub(super) struct Series {
     pub(super) company: Company,
     /// The same I/O is done on a file on the local disk as well.
     pub(super) is_beside_disk: bool,
+    /// What is read is compared, and what was written is read back.
+    pub(super) is_verified: bool,
 }
 
 /// What else uses a path while something is measured over it.
@@ -103,13 +110,13 @@ pub(super) fn of(experiment: EclExperiment) -> Vec<Series> {
         EclExperiment::Flood => vec![flooded()],
         // They are mounted (`files`).
         EclExperiment::Files => Vec::new(),
+        EclExperiment::Verify => vec![verified(), verified_over_lossy_link()],
     }
 }
 
 /// What was asked of the target's CPU time, where the target is the bottleneck, and of latency.
 fn goals() -> Vec<Series> {
     const SEQUENTIAL: [Pattern; 2] = [Pattern::SeqRead, Pattern::SeqWrite];
-    const RANDOM: [Pattern; 2] = [Pattern::RandRead, Pattern::RandWrite];
     let limited = TargetTerms { process: None, quota_percent: Some(QUOTA_PERCENT) };
     let software = TargetTerms { process: Some(ProcessKind::Software), quota_percent: Some(QUOTA_PERCENT) };
     let at =
@@ -128,11 +135,17 @@ fn goals() -> Vec<Series> {
     ]
 }
 
-/// The quanta paper's Figures 6 to 9: reads and writes over the length of packets.
+/// The quanta paper's Figures 6 to 9: reads and writes over the length of packets; ECL also as the paper has it, without IP and UDP.
 fn packets() -> Series {
     let patterns = [Pattern::SeqRead, Pattern::SeqWrite];
-    let series = Series::new("ecl-mtu", &[S0, S2_1, S2_5, ECL], TargetTerms::default(), cables(&MTUS, &patterns));
+    let mut series = Series::new("ecl-mtu", &[S0, S2_1, S2_5, ECL], TargetTerms::default(), cables(&MTUS, &patterns));
+    series.contenders.push(in_frames());
     Series { is_broad: true, is_beside_disk: true, ..series }
+}
+
+/// ECL whose packets are Ethernet frames.
+fn in_frames() -> ContenderChoice {
+    ContenderChoice { name: IN_FRAMES.to_owned(), setup: Setup { has_frames: true, ..Setup::new(ECL) } }
 }
 
 /// The quanta paper's Figure 10, and 8 and 9 for every quantum.
@@ -163,8 +176,7 @@ fn cables(mtus: &[u32], patterns: &[Pattern]) -> Vec<Trial> {
 
 /// 4 KiB I/Os with longer and longer queues.
 fn depths() -> Series {
-    let patterns = [Pattern::RandRead, Pattern::RandWrite];
-    let trial = Trial::usual(grid(&patterns, &[4096], &[1, 4, 16, 64, 128], &[1]));
+    let trial = Trial::usual(grid(&RANDOM, &[4096], &[1, 4, 16, 64, 128], &[1]));
     let series = Series::new("ecl-depths", &[S0, S2_1, S2_5, ECL_S1_2, ECL], TargetTerms::default(), vec![trial]);
     Series { is_broad: true, ..series }
 }
@@ -261,6 +273,34 @@ fn flooded() -> Series {
     Series { company: Company::Flood, longer: 2, ..series }
 }
 
+/// Reads and writes that are compared, over a cable, as UDP and as Ethernet frames.
+fn verified() -> Series {
+    let trial = Trial::usual(grid(&RANDOM, &[4096, 65_536], &[16], &[1]));
+    let mut series = Series::new("ecl-verify", &[ECL], TargetTerms::default(), vec![trial]);
+    series.contenders.push(in_frames());
+    Series { is_broad: true, is_verified: true, ..series }
+}
+
+/// The same over a link that loses packets, with parity and without.
+fn verified_over_lossy_link() -> Series {
+    let trial = Trial {
+        path: PathConditions::Link {
+            delay: Duration::from_micros(500),
+            loss: Loss::Random(0.02),
+            rate_bits_per_s: None,
+            mtu: 9000,
+        },
+        group: String::new(),
+        chart: String::new(),
+        grid: grid(&RANDOM, &[4096, 65_536], &[16], &[1]),
+        rate: 0,
+    };
+    let mut series = Series::new("ecl-verify-loss", &[ECL, ECL], TargetTerms::default(), vec![trial]);
+    series.contenders[1].setup.parity = Some(PARITY);
+    series.contenders[1].name = format!("{}, parity", ECL.name());
+    Series { is_broad: true, longer: 4, is_verified: true, ..series }
+}
+
 fn grid(patterns: &[Pattern], sizes: &[u64], depths: &[u32], initiators: &[u32]) -> Grid {
     Grid {
         patterns: patterns.to_vec(),
@@ -307,6 +347,7 @@ impl Series {
             longer: 1,
             company: Company::Nothing,
             is_beside_disk: false,
+            is_verified: false,
         }
     }
 
@@ -334,7 +375,7 @@ impl Series {
             runs: self.runs(plan),
             time: plan.time * self.longer,
             warm_up: plan.warm_up * self.longer,
-            verify: false,
+            verify: self.is_verified,
             parts: false,
             sealed_beforehand_bytes: (self.company == Company::Flood).then_some(plan.volume_bytes),
             rate: trial.rate,

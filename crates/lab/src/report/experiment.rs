@@ -288,6 +288,22 @@ const KNOWN: &[Description] = &[
         main: Measure::Throughput,
     },
     Description {
+        bench: "ecl-verify",
+        title: "Reads and writes that are compared",
+        question: "",
+        method: "A cable. Each sector says where it belongs and by which write it came. What is read is compared, and after a measurement up to 256 MiB of what was \
+                 written is read back and must be what the last acknowledged write wrote: data that is wrong, was lost, or was overwritten by an older write makes the \
+                 measurement fail.",
+        main: Measure::Throughput,
+    },
+    Description {
+        bench: "ecl-verify-loss",
+        title: "The same over a link that loses 2 % of packets, with parity and without",
+        question: "",
+        method: "The link emulator, a round trip of 1 ms, MTU 9000.",
+        main: Measure::Throughput,
+    },
+    Description {
         bench: "stream",
         title: "The bare channel (the lazy-crypto paper's Figure 2, ttcp)",
         question: "What does protecting a stream cost, without iSCSI and without a disk?",
