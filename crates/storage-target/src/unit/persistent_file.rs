@@ -247,7 +247,7 @@ fn write_new(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     fs::rename(&temporary, dir.join(name))
 }
 
-/// Writes into space that is allocated already. None is given back, for whoever else waits for space might take it: the old file becomes the
+/// Writes into space that is allocated already. None is given back, because another writer that waits for space might take it: the old file becomes the
 /// spare one.
 fn write_spare(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     let spare = spares_of(dir, name).into_iter().find(|spare| spare.exists()).ok_or(Errno::NOSPC)?;
