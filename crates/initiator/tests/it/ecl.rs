@@ -175,6 +175,7 @@ fn a_path_that_shrinks_is_counted_at_both_ends_and_loses_nothing() {
     write_blocking(&device, Lba(100), Buffer::copy_from(&before), true).unwrap();
     let long = |packets: usize| packets > 4096;
     eventually("whole blocks in a packet", || {
+        write_blocking(&device, Lba(0), Buffer::copy_from(&pattern(3, 50 * BLOCK)), false).unwrap();
         read_blocking(&device, Lba(0), 50).unwrap();
         long(device.status().packets.unwrap().packet_bytes) && long(host.association().packet_bytes)
     });

@@ -137,19 +137,23 @@ fn with_protocol(record: &[u8], name: &[u8]) -> Vec<u8> {
     } else {
         at += 3;
     }
-    let mut extensions = vec![0, 16];
+    let mut protocols = vec![0, 16];
     for len in [name.len() + 3, name.len() + 1] {
-        extensions.extend_from_slice(&(len as u16).to_be_bytes());
+        protocols.extend_from_slice(&(len as u16).to_be_bytes());
     }
-    extensions.push(name.len() as u8);
-    extensions.extend_from_slice(name);
+    protocols.push(name.len() as u8);
+    protocols.extend_from_slice(name);
     let (mut next, end) = (at + 2, at + 2 + length(at));
+    let (mut extensions, mut is_there) = (Vec::new(), false);
     while next < end {
         let behind = next + 4 + length(next + 2);
-        if record[next..next + 2] != [0, 16] {
-            extensions.extend_from_slice(&record[next..behind]);
-        }
+        let is_protocols = record[next..next + 2] == [0, 16];
+        extensions.extend_from_slice(if is_protocols { &protocols } else { &record[next..behind] });
+        is_there |= is_protocols;
         next = behind;
+    }
+    if !is_there {
+        extensions.extend_from_slice(&protocols);
     }
     let mut changed = record[..at].to_vec();
     changed.extend_from_slice(&(extensions.len() as u16).to_be_bytes());
@@ -172,7 +176,7 @@ fn attack_ecl_downgrade_between_transports() {
     let (ecl, iscsi) = (ecl_alpn(Scheme::Lazy, Suite::default()), alpn(Scheme::Lazy, Suite::default()));
     for (transport, offered, other) in [("ecl", &ecl, &iscsi), ("ecl+tcp", &ecl, &iscsi), ("strongroom", &iscsi, &ecl)]
     {
-        // With its own name in place of itself the offer is as good as before: it is not the rewriting that ends the handshake.
+        // With its own name in place of itself the offer is what it was: what is on the path does not end the handshake by itself.
         for (attacked, name) in [(CLIENT_HELLO, offered), (CLIENT_HELLO, other), (SERVER_HELLO, other)] {
             let wire = Wire::before(&host);
             let (answered, seen) = mpsc::channel();
