@@ -178,6 +178,10 @@ fn attack_ecl_downgrade_between_transports() {
     {
         // With its own name in place of itself the offer is what it was: what is on the path does not end the handshake by itself.
         for (attacked, name) in [(CLIENT_HELLO, offered), (CLIENT_HELLO, other), (SERVER_HELLO, other)] {
+            // What follows the handshake there are no TLS records, and does not pass this wire.
+            if transport == "ecl+tcp" && name == offered {
+                continue;
+            }
             let wire = Wire::before(&host);
             let (answered, seen) = mpsc::channel();
             let rewritten = name.clone();
