@@ -109,7 +109,7 @@ bench-peers: lab ## Our volumes beside other targets, and beside what secures iS
 	target/release/strongroom-lab peers $(PROGRAMS) --depths 1,16 --runs 5 --warm-up 0.2 --seconds 0.5 --json docs/bench/peers.jsonl --quiet
 	@target/release/strongroom-lab report docs/bench/peers.jsonl --peers docs/bench/peers.md
 
-bench-profile: lab ## The CPU time of an I/O by stage, at both ends, in each scheme and over ECL, and the bounds on missed goals (as root, with perf; about 12 minutes): docs/bench/profile.md
+bench-profile: lab ## The CPU time of an I/O by stage, at both ends, in each scheme and over ECL, and the bounds on missed goals (as root, with perf; over an hour): docs/bench/profile.md
 	@scripts/deps.sh --bench
 	target/release/strongroom-lab profile $(PROGRAMS) --runs 5 --warm-up 0.3 --seconds 1 --volume-size 64MiB --fills 16 --json docs/bench/profile.jsonl --quiet
 	@target/release/strongroom-lab report docs/bench/profile.jsonl --profile docs/bench/profile.md
