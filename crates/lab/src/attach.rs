@@ -133,11 +133,7 @@ pub fn run(plan: &AttachPlan, all: &mut Contenders, watch: &mut dyn Watch) -> Re
             let pids: Vec<u32> = all.served.iter().flat_map(ServedVolumes::target_pids).collect();
             settle_processes(&pids, watch)?;
             let empty = step.empty_cell(all);
-            match step.measure(plan, all, empty.clone(), watch) {
-                Ok(cell) => Ok(cell),
-                Err(BenchError::Stopped) => Err(BenchError::Stopped),
-                Err(error) => Ok(empty.failed(error)),
-            }
+            empty.clone().or_failed(step.measure(plan, all, empty, watch))
         },
     )
 }

@@ -316,6 +316,14 @@ impl Cell {
     pub fn failed(self, error: impl std::fmt::Display) -> Cell {
         Cell { key: self.key, link: self.link, access: self.access, error: Some(error.to_string()), ..Cell::default() }
     }
+
+    /// What was measured for this cell: a measurement that failed is a cell without numbers. One that was stopped stays an error.
+    pub(crate) fn or_failed(self, measured: Result<Cell, BenchError>) -> Result<Cell, BenchError> {
+        match measured {
+            Err(error) if !matches!(error, BenchError::Stopped) => Ok(self.failed(error)),
+            measured => measured,
+        }
+    }
 }
 
 /// A line of a file of results.

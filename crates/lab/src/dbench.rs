@@ -147,11 +147,7 @@ pub fn run(plan: &DbenchPlan, contenders: &[Mounted], watch: &mut dyn Watch) -> 
                 run: step.run,
                 ..CellKey::default()
             });
-            match measure(plan, contender, (sync, clients), cell.clone(), watch) {
-                Ok(cell) => Ok(cell),
-                Err(BenchError::Stopped) => Err(BenchError::Stopped),
-                Err(error) => Ok(cell.failed(error)),
-            }
+            cell.clone().or_failed(measure(plan, contender, (sync, clients), cell, watch))
         },
     )
 }

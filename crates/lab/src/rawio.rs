@@ -79,11 +79,7 @@ pub(crate) fn run_with(
             let point = points[step.point];
             let contender = &mut *contenders[step.contender];
             let empty = empty_cell(plan, contender, point, step.run);
-            match measure(contender, point, empty.clone(), watch) {
-                Ok(cell) => Ok(cell),
-                Err(BenchError::Stopped) => Err(BenchError::Stopped),
-                Err(error) => Ok(empty.failed(error)),
-            }
+            empty.clone().or_failed(measure(contender, point, empty, watch))
         },
     )
 }

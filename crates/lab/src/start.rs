@@ -75,10 +75,7 @@ pub fn measure_just_started(plan: &RawioPlan, starts: &[StartPlan], watch: &mut 
         |step, watch| {
             let point = points[step.point];
             let empty = rawio::empty_cell_of(&plan, &identities[step.contender], point, step.run);
-            match starts[step.contender].measure(&plan, point, empty.clone(), watch) {
-                Err(error) if !matches!(error, BenchError::Stopped) => Ok(empty.failed(error)),
-                measured => measured,
-            }
+            empty.clone().or_failed(starts[step.contender].measure(&plan, point, empty, watch))
         },
     )
 }

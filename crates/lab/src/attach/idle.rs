@@ -119,10 +119,7 @@ pub fn measure_idle(
         |step, watch| {
             let idle = &mut all[step.contender];
             let empty = idle.empty_cell(step.run);
-            match idle.measure(time, empty.clone(), watch) {
-                Err(error) if !matches!(error, BenchError::Stopped) => Ok(empty.failed(error)),
-                measured => measured,
-            }
+            empty.clone().or_failed(idle.measure(time, empty, watch))
         },
     )
 }
