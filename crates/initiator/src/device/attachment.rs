@@ -200,6 +200,7 @@ impl Attachment {
         let ProbedUnit { unit, restarted } = probed;
         // Not before: whether the target was restarted is told once, and what follows from it is done here.
         self.unit = Some(unit.clone());
+        let (lost, is_held) = (self.lost().cloned(), self.is_held());
         let engine = self.engine.get_or_insert_with(|| {
             let options = EngineOptions {
                 limits: options.limits,
@@ -214,11 +215,10 @@ impl Attachment {
             engine.table.now = Some(now);
             engine
         });
-        let held_by = self.registration.as_ref().is_some_and(NodeRegistration::is_registered) || self.lease.is_held();
-        match self.lease.lost().or_else(|| self.registration.as_ref()?.lost()) {
+        match lost {
             // Before anything is sent again.
-            Some(error) => engine.lease_lost(error),
-            None if held_by => engine.lease_held(),
+            Some(error) => engine.lease_lost(&error),
+            None if is_held => engine.lease_held(),
             None => {}
         }
         engine.connected(unit.clone(), *restarted);

@@ -148,7 +148,7 @@ impl Engine {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let feedback =
             self.feedback.as_ref().and_then(VerifiedFeedback::due).filter(|_| self.replay.phase == Phase::Up);
-        let silence = self.in_flight.timeout(self.table.oldest_sent());
+        let silence = self.in_flight.timeout();
         let refetch = self.refetching.needs_connection().and(self.now);
         let patience = self.replay.patience_ends().filter(|_| self.table.has_requested_flush());
         let others = [self.table.queue.poll_timeout(), feedback, silence, patience, refetch];
@@ -158,13 +158,14 @@ impl Engine {
     /// Why only a new connection can settle what is in flight, if that is so.
     pub(crate) fn needs_new_connection(&self, now: Instant) -> Option<&'static str> {
         let refetch = self.refetching.needs_connection();
-        refetch.or_else(|| self.in_flight.needs_new_connection(now, self.table.oldest_sent()))
+        refetch.or_else(|| self.in_flight.needs_new_connection(now))
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.now = Some(now);
         self.table.now = Some(now);
         self.windows.handle_timeout(now);
+        self.in_flight.handle_timeout(now, || self.table.oldest_sent());
         for key in self.table.queue.take_due(now).into_iter().rev() {
             self.table.requeue(key);
         }

@@ -18,6 +18,8 @@ const LOST_TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     pub(super) count: usize,
+    /// No command in flight was sent before this. Not looked up for each command that ends, so the oldest may have been sent later.
+    none_before: Option<Instant>,
     /// Of writes: they will be in the log once they are acknowledged.
     log_bytes: usize,
     /// When the target last answered, sent data, or took some.
@@ -31,14 +33,26 @@ impl InFlight {
         self.log_bytes
     }
 
-    pub(super) fn sent(&mut self, log_bytes: usize) {
+    /// `now`: `None` before the engine was told a time.
+    pub(super) fn sent(&mut self, now: Option<Instant>, log_bytes: usize) {
         self.count += 1;
+        self.none_before = self.none_before.or(now);
         self.log_bytes += log_bytes;
     }
 
     pub(super) fn ended(&mut self, log_bytes: usize) {
         self.count -= 1;
         self.log_bytes -= log_bytes;
+        if self.count == 0 {
+            self.none_before = None;
+        }
+    }
+
+    /// A time-out may be over: `oldest` says when the oldest command in flight was sent.
+    pub(super) fn handle_timeout(&mut self, now: Instant, oldest: impl FnOnce() -> Option<Instant>) {
+        if self.timeout().is_some_and(|at| at <= now) {
+            self.none_before = oldest();
+        }
     }
 
     /// The target took this many bytes: it works, unless they are no more than the answer to a ping.
@@ -64,18 +78,18 @@ impl InFlight {
         *self = InFlight { moved_at: self.moved_at, ..InFlight::default() };
     }
 
-    /// When the time-out of what is in flight ends; `oldest`: when the first of it was sent.
-    pub(super) fn timeout(&self, oldest: Option<Instant>) -> Option<Instant> {
-        let oldest = oldest?;
+    /// When the time-out of what is in flight ends at the earliest; exact once that time has been handled.
+    pub(super) fn timeout(&self) -> Option<Instant> {
+        let oldest = self.none_before?;
         let moved = self.moved_at.map_or(oldest, |at| at.max(oldest));
         Some((moved + MUTE_TIMEOUT).min(oldest + LOST_TIMEOUT))
     }
 
     /// Why only a new connection can settle what is in flight, if that is so.
-    pub(super) fn needs_new_connection(&self, now: Instant, oldest: Option<Instant>) -> Option<&'static str> {
+    pub(super) fn needs_new_connection(&self, now: Instant) -> Option<&'static str> {
         if self.was_reset && self.count > 0 {
             return Some("the unit was reset, and commands in flight with it");
         }
-        self.timeout(oldest).is_some_and(|at| at <= now).then_some("commands were not answered for too long")
+        self.timeout().is_some_and(|at| at <= now).then_some("commands were not answered for too long")
     }
 }

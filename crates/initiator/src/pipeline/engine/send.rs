@@ -125,7 +125,7 @@ impl Engine {
         self.counters.commands_sent += 1;
         self.counters.commands_resent += u64::from(command.tries > 0);
         command.tries += 1;
-        self.in_flight.sent(log_bytes);
+        self.in_flight.sent(self.now, log_bytes);
         scsi
     }
 
