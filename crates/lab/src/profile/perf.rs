@@ -18,6 +18,48 @@ const CALL_GRAPH: &str = "dwarf,8192";
 /// Pages of 4 KiB between perf and the kernel, for each processor.
 const BUFFER_PAGES: &str = "2048";
 
+/// System calls that are counted by name: those that requests cause. The others are counted together, because perf needs seconds to begin
+/// to count every call that there is.
+const NAMED_CALLS: &[&str] = &[
+    "clock_nanosleep",
+    "epoll_wait",
+    "epoll_pwait",
+    "fallocate",
+    "fdatasync",
+    "fsync",
+    "futex",
+    "io_uring_enter",
+    "ioctl",
+    "madvise",
+    "mmap",
+    "munmap",
+    "poll",
+    "ppoll",
+    "pread64",
+    "preadv",
+    "preadv2",
+    "pwrite64",
+    "pwritev",
+    "pwritev2",
+    "read",
+    "readv",
+    "recvfrom",
+    "recvmmsg",
+    "recvmsg",
+    "sched_yield",
+    "sendmmsg",
+    "sendmsg",
+    "sendto",
+    "splice",
+    "timerfd_settime",
+    "write",
+    "writev",
+];
+/// Counts every call.
+const ANY_CALL: &str = "raw_syscalls:sys_enter";
+/// What the others are called in a report.
+const OTHER_CALLS: &str = "others";
+
 /// What was executing at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sample {
@@ -91,8 +133,10 @@ pub(crate) fn samples(file: &Path, pids: &[u32]) -> Result<Vec<Sample>, BenchErr
 pub(crate) fn system_calls(pids: &[u32], time: Duration) -> Option<Vec<(String, f64)>> {
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     let mut perf = program("perf", &[]);
+    let named = NAMED_CALLS.iter().map(|call| format!("syscalls:sys_enter_{call}"));
+    let events: Vec<String> = named.chain([ANY_CALL.to_owned()]).collect();
     // Counts go to perf's standard error, which is ours to read here.
-    perf.args(["stat", "--field-separator", ",", "--event", "syscalls:sys_enter_*", "--log-fd", "1"]);
+    perf.args(["stat", "--field-separator", ",", "--event", &events.join(","), "--log-fd", "1"]);
     perf.args(["--pid", &pids.join(","), "--", "sleep", &time.as_secs_f64().to_string()]);
     Some(parse_counts(&run(perf).ok()?, time))
 }
@@ -129,10 +173,18 @@ fn parse_counts(text: &str, time: Duration) -> Vec<(String, f64)> {
     let count = |line: &str| {
         let mut fields = line.split(',');
         let count: f64 = fields.next()?.parse().ok()?;
-        let name = fields.nth(1)?.strip_prefix("syscalls:sys_enter_")?;
-        (count > 0.0).then(|| (name.to_owned(), count / time.as_secs_f64()))
+        Some((fields.nth(1)?.to_owned(), count / time.as_secs_f64()))
     };
-    let mut counts: Vec<_> = text.lines().filter_map(count).collect();
+    let (all, named): (Vec<_>, Vec<_>) =
+        text.lines().filter_map(count).filter(|(_, count)| *count > 0.0).partition(|(event, _)| event == ANY_CALL);
+    let named = named
+        .into_iter()
+        .filter_map(|(event, count)| event.strip_prefix("syscalls:sys_enter_").map(|name| (name.to_owned(), count)));
+    let mut counts: Vec<(String, f64)> = named.collect();
+    let others = all.iter().map(|(_, count)| count).sum::<f64>() - counts.iter().map(|(_, count)| count).sum::<f64>();
+    if others > 0.0 {
+        counts.push((OTHER_CALLS.to_owned(), others));
+    }
     counts.sort_by(|a, b| b.1.total_cmp(&a.1));
     counts
 }
@@ -157,8 +209,9 @@ mod tests {
     #[test]
     fn system_calls_are_told_for_each_second() {
         let text = "# started\n\n10,,syscalls:sys_enter_read,5,100.00,,\n<not counted>,,syscalls:sys_enter_iopl,0,100.00,,\n\
-                    0,,syscalls:sys_enter_open,5,100.00,,\n40,,syscalls:sys_enter_futex,5,100.00,,\n";
+                    0,,syscalls:sys_enter_open,5,100.00,,\n40,,syscalls:sys_enter_futex,5,100.00,,\n\
+                    53,,raw_syscalls:sys_enter,5,100.00,,\n";
         let counts = parse_counts(text, Duration::from_millis(500));
-        assert_eq!(counts, [("futex".to_owned(), 80.0), ("read".to_owned(), 20.0)]);
+        assert_eq!(counts, [("futex".to_owned(), 80.0), ("read".to_owned(), 20.0), ("others".to_owned(), 6.0)]);
     }
 }
