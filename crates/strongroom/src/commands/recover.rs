@@ -2,10 +2,12 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use serde_json::json;
 use strongroom_block::Lba;
-use strongroom_initiator::{LeaseMode, Recovered, VolumeUrl, WriterRole, writers};
+use strongroom_initiator::{LeaseMode, Recovered, RemoteDevice, VolumeUrl, WriterRole, writers};
 
 use crate::access::AccessArgs;
+use crate::progress::{ProgressArgs, ProgressReporter, ProgressUnit};
 use crate::writer;
 
 /// Most blocks of one call: a recovery is for damage that a person knows of.
@@ -34,6 +36,8 @@ pub(crate) struct RecoverArgs {
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
+    progress: ProgressArgs,
+    #[command(flatten)]
     access: AccessArgs,
 }
 
@@ -52,20 +56,49 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
     let mode = if is_alone { LeaseMode::Exclusive } else { LeaseMode::Maintenance };
     options.lease = writer::lease(mode, "volume recover");
     let device = args.access.attach(options)?;
-    for lba in args.lba..end {
-        match device.recover(Lba(lba), args.accept_absence).with_context(|| format!("block {lba} was not recovered"))? {
-            Recovered::NothingToDo { .. } => println!("block {lba}: its newest version opens; nothing was changed"),
-            Recovered::WroteBack { sequence, bad_versions, was_absent } => {
-                let what = if was_absent { "absent then, so it reads as zeros" } else { "which opens" };
-                tracing::warn!(lba, version = sequence.0, bad_versions, url = %args.url, "an older version was written back");
-                println!(
-                    "block {lba}: {bad_versions} newer {} did not open and {} given up; version {sequence} ({what}) is back",
-                    if bad_versions == 1 { "version" } else { "versions" },
-                    if bad_versions == 1 { "is" } else { "are" },
-                );
-            }
-        }
-    }
+    let progress = args.progress.begin("recovering", ProgressUnit::Blocks, Some(args.count));
+    let mut blocks = Vec::new();
+    let outcome = (args.lba..end).try_for_each(|lba| {
+        blocks.push(args.recover(&device, lba, &progress)?);
+        progress.set_position(lba + 1 - args.lba);
+        Ok::<_, anyhow::Error>(())
+    });
+    progress.finish();
+    // Also those before one that was not recovered: they have changed.
+    args.progress.print_result(&json!({ "blocks": blocks }), || {});
+    outcome?;
     device.detach()?;
     Ok(())
+}
+
+impl RecoverArgs {
+    /// Recovers one block, and tells people what became of it; returns that for programs.
+    fn recover(&self, device: &RemoteDevice, lba: u64, progress: &ProgressReporter) -> Result<serde_json::Value> {
+        let recovered = device.recover(Lba(lba), self.accept_absence);
+        let (words, result) = match recovered.with_context(|| format!("block {lba} was not recovered"))? {
+            Recovered::NothingToDo { .. } => (
+                format!("block {lba}: its newest version opens; nothing was changed"),
+                json!({ "lba": lba, "result": "unchanged" }),
+            ),
+            Recovered::WroteBack { sequence, bad_versions, was_absent } => {
+                let what = if was_absent { "absent then, so it reads as zeros" } else { "which opens" };
+                tracing::warn!(lba, version = sequence.0, bad_versions, url = %self.url, "an older version was written back");
+                let versions = if bad_versions == 1 { "version" } else { "versions" };
+                let are = if bad_versions == 1 { "is" } else { "are" };
+                (
+                    format!(
+                        "block {lba}: {bad_versions} newer {versions} did not open and {are} given up; version {sequence} ({what}) is back"
+                    ),
+                    json!({
+                        "lba": lba, "result": "wrote_back", "version": sequence.0, "given_up_versions": bad_versions,
+                        "was_absent": was_absent,
+                    }),
+                )
+            }
+        };
+        if !self.progress.is_json() {
+            progress.suspend(|| println!("{words}"));
+        }
+        Ok(result)
+    }
 }

@@ -26,12 +26,6 @@ fn told(said: CommandOutput, operation: &str, unit: &str) -> Value {
     serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("the result is not JSON: {}", said.stdout))
 }
 
-/// The word behind this one, in what a command advises.
-fn word_after<'a>(said: &'a str, word: &str) -> &'a str {
-    let mut words = said.split_ascii_whitespace().skip_while(|other| *other != word);
-    words.nth(1).unwrap_or_else(|| panic!("nothing follows {word} in: {said}"))
-}
-
 #[test]
 fn long_operations_tell_their_progress_and_result_as_json() {
     let (world, server) = World::sealed("vault", "16MiB");
@@ -44,6 +38,10 @@ fn long_operations_tell_their_progress_and_result_as_json() {
     assert!(copied["checksums"].as_str().unwrap().starts_with("crc64:"), "{copied}");
     let verified = told(world.alice(&["volume", "verify", &url, "--json"]), "verifying", "blocks");
     assert_eq!((&verified["opened"], &verified["bad_blocks"]), (&4096.into(), &Value::Array(Vec::new())), "{verified}");
+    let recover = ["volume", "recover", &url, "--lba", "7", "--count", "2", "--yes", "--json"];
+    let recovered = told(world.alice(&recover), "recovering", "blocks");
+    let unchanged = |lba: u64| json!({ "lba": lba, "result": "unchanged" });
+    assert_eq!(recovered, json!({ "blocks": [unchanged(7), unchanged(8)] }));
 
     run(&["volume", "snapshot", "create", "vault@monday", "--config", &config]).ok();
     let stream = world.text("stream");
@@ -93,8 +91,9 @@ fn both_kinds_of_reseal_tell_their_progress_and_result_as_json() {
     world.alice(&["copy", &world.text("image"), &url, "--quiet"]).ok();
 
     let prepare = ["volume", "reseal", "vault", "--to", "keyserver", "--peer", "alice", "--config", &config];
-    let prepared = run(&prepare).ok();
-    let (domain, id) = (word_after(&prepared, "--domain"), word_after(&prepared, "--id"));
+    let prepared: Value = serde_json::from_str(&run(&[&prepare[..], &["--json"]].concat()).ok()).unwrap();
+    assert_eq!((&prepared["successor"], &prepared["is_made"]), (&"vault.resealed".into(), &true.into()), "{prepared}");
+    let [domain, id] = ["domain", "id"].map(|key| prepared[key].as_str().unwrap_or_else(|| panic!("{prepared}")));
     keys.key("admin", &["create", "vault", "--domain", domain, "--id", id]).ok();
     let alice = world.public_key("alice");
     keys.key("admin", &["grant", "vault", &alice, "--rights", "open,seal,administer"]).ok();

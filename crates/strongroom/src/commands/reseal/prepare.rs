@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde_json::json;
 use strongroom_block::{Mode, Suite};
 use strongroom_store::Medium;
 use strongroom_target::admin::{Client, Request};
@@ -27,12 +28,15 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
     let volume = catalogue.show(name)?.volume;
     check_move(args, to, &volume)?;
     if args.dry_run {
-        println!(
-            "'{name}' ({}, {}) would be frozen, and an empty volume '{name}.resealed' made beside it: {}; nothing is done",
-            volume.kind_text(),
-            show_size(volume.geometry.bytes()),
-            to.in_words()
-        );
+        let successor = format!("{name}{SUCCESSOR_SUFFIX}");
+        args.progress.print_result(&json!({ "volume": name, "successor": successor, "is_made": false }), || {
+            println!(
+                "'{name}' ({}, {}) would be frozen, and an empty volume '{successor}' made beside it: {}; nothing is done",
+                volume.kind_text(),
+                show_size(volume.geometry.bytes()),
+                to.in_words()
+            );
+        });
         return Ok(());
     }
     warn_of_unknown_peers(&args.target, &args.peers);
@@ -60,7 +64,11 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
             });
         }
     };
-    print_next(name, to, &next, made.as_deref());
+    let result = json!({
+        "volume": name, "successor": next.name.to_string(), "is_made": true, "id": next.id.to_string(), "wrapping_key": made,
+        "domain": next.sealed.as_ref().map(|sealed| sealed.domain.to_string()),
+    });
+    args.progress.print_result(&result, || print_next(name, to, &next, made.as_deref()));
     Ok(())
 }
 
@@ -116,7 +124,9 @@ pub(super) fn abandon(args: &ResealArgs) -> Result<()> {
     let what = || format!("'{name}' stays as it is; if '{next}' is in use: strongroom session drop --volume {next}");
     when_closed(args, &next, || catalogue.successions().abandon(name)).with_context(what)?;
     refresh(args)?;
-    println!("given up: '{name}' is as it was, and can be written again");
+    args.progress.print_result(&json!({ "volume": name, "given_up": next }), || {
+        println!("given up: '{name}' is as it was, and can be written again");
+    });
     Ok(())
 }
 
