@@ -87,8 +87,20 @@ const ARROWS: &[(&str, &[&str])] = &[
 
 /// Rooms without sockets, clock, threads and operating-system randomness, and the crates that would bring them in.
 const PURE: &[&str] = &["block", "channel", "cipher", "ecl", "iscsi", "nbd", "scsi", "seal"];
-const IMPURE_CRATES: &[&str] =
-    &["fuser", "getrandom", "io-uring", "mio", "nix", "polling", "rand", "rustix", "rustls", "socket2", "tokio"];
+const IMPURE_CRATES: &[&str] = &[
+    "fuser",
+    "getrandom",
+    "io-uring",
+    "mio",
+    "neli",
+    "nix",
+    "polling",
+    "rand",
+    "rustix",
+    "rustls",
+    "socket2",
+    "tokio",
+];
 
 /// What only one room may use directly.
 const EXCLUSIVE: &[(&str, &[&str])] = &[
@@ -99,6 +111,8 @@ const EXCLUSIVE: &[(&str, &[&str])] = &[
     // Sockets (net), and the log (store).
     ("io-uring", &["net", "store"]),
     ("fuser", &["initiator", "testing"]),
+    // The kernel's NBD client is configured by generic netlink.
+    ("neli", &["initiator"]),
     // From a node's Ed25519 key to the X25519 key of the same secret, which aws-lc-rs does not offer.
     ("curve25519-dalek", &["handshake"]),
     // CHAP's oldest digest, and the lazy-crypto paper's authenticator, which aws-lc-rs does not offer.
