@@ -87,20 +87,8 @@ const ARROWS: &[(&str, &[&str])] = &[
 
 /// Rooms without sockets, clock, threads and operating-system randomness, and the crates that would bring them in.
 const PURE: &[&str] = &["block", "channel", "cipher", "ecl", "iscsi", "nbd", "scsi", "seal"];
-const IMPURE_CRATES: &[&str] = &[
-    "fuser",
-    "getrandom",
-    "io-uring",
-    "mio",
-    "neli",
-    "nix",
-    "polling",
-    "rand",
-    "rustix",
-    "rustls",
-    "socket2",
-    "tokio",
-];
+const IMPURE_CRATES: &[&str] =
+    &["fuser", "getrandom", "io-uring", "mio", "nix", "polling", "rand", "rustix", "rustls", "socket2", "tokio"];
 
 /// What only one room may use directly.
 const EXCLUSIVE: &[(&str, &[&str])] = &[
