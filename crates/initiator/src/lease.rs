@@ -51,13 +51,18 @@ impl LeaseOptions {
 
 /// `host web1, pid 4711`, and what it does.
 pub fn describe_process(purpose: &str) -> String {
-    let node = rustix::system::uname();
-    let (host, process) = (node.nodename().to_string_lossy(), std::process::id());
-    if purpose.is_empty() {
-        format!("host {host}, pid {process}")
-    } else {
-        format!("host {host}, pid {process}, {purpose}")
-    }
+    let process = name_process(std::process::id());
+    if purpose.is_empty() { process } else { format!("{process}, {purpose}") }
+}
+
+/// Whether a writer has described itself as that process of this machine, with [`describe_process`].
+pub fn is_process(writer: &Writer, pid: u32) -> bool {
+    let rest = writer.description.strip_prefix(&name_process(pid));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
+}
+
+fn name_process(pid: u32) -> String {
+    format!("host {}, pid {pid}", rustix::system::uname().nodename().to_string_lossy())
 }
 
 /// Others use the volume in a way that what was asked for cannot stand beside.
@@ -169,6 +174,18 @@ mod tests {
 
     fn conflict(wanted: LeaseMode, sole: bool, writers: &[Writer]) -> WriterConflict {
         WriterConflict { volume: "vault".into(), wanted, sole, writers: writers.to_vec() }
+    }
+
+    #[test]
+    fn a_process_is_known_by_what_it_says() {
+        let with = |description: String| Writer { description, ..writer(WriterRole::Reader, Standing::Connected) };
+        let pid = std::process::id();
+        assert!(
+            is_process(&with(describe_process("")), pid) && is_process(&with(describe_process("attach, ...")), pid)
+        );
+        assert!(!is_process(&with(describe_process("")), pid + 1));
+        assert!(!is_process(&with(format!("{}1", describe_process(""))), pid), "a longer number");
+        assert!(!is_process(&with(format!("host elsewhere.example, pid {pid}")), pid));
     }
 
     #[test]

@@ -95,7 +95,7 @@ pub use error::AttachError;
 pub use key_server_source::KeyServerSource;
 pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError, VolumeKeys};
 pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, UnitMismatch};
-pub use lease::{LeaseOptions, WriterConflict, describe as describe_writer, describe_process};
+pub use lease::{LeaseOptions, WriterConflict, describe as describe_writer, describe_process, is_process};
 pub use memory::{MemoryCounts, MemoryDevice};
 #[doc(hidden)]
 pub use options::SimulatedFaults;

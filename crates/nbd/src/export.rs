@@ -29,7 +29,7 @@ impl Export {
     }
 
     /// The transmission flags for a client that takes replies in this format.
-    pub(crate) fn flags(&self, format: ReplyFormat) -> u16 {
+    pub fn flags(&self, format: ReplyFormat) -> u16 {
         use transmission_flag::{
             CAN_MULTI_CONN, HAS_FLAGS, READ_ONLY, SEND_DF, SEND_FAST_ZERO, SEND_FLUSH, SEND_FUA, SEND_TRIM,
             SEND_WRITE_ZEROES,

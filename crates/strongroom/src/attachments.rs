@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use strongroom_initiator::front::kernel_nbd::{self, FoundDevice};
 use strongroom_initiator::front::leftovers::Leftovers;
 
 use crate::runtime_dir::RuntimeDir;
@@ -31,7 +32,7 @@ pub(crate) struct Attachment {
     pub(crate) started: u64,
     /// What is attached.
     pub(crate) url: String,
-    /// The FUSE directory, or the socket of an NBD server; empty if that has none.
+    /// The FUSE directory, or the socket of an NBD server; empty if that has none, and of an NBD device.
     pub(crate) directory: PathBuf,
     /// Where the file system on it is mounted.
     pub(crate) mount: Option<PathBuf>,
@@ -67,6 +68,8 @@ pub(crate) struct Attachment {
 pub(crate) enum AttachmentPlace {
     /// As a file in this directory, and if so mounted on the other one, from a block device.
     Directory { directory: PathBuf, mount: Option<PathBuf>, device: Option<PathBuf> },
+    /// As an NBD device, and if so mounted from it.
+    NbdDevice { device: PathBuf, mount: Option<PathBuf> },
     /// At an NBD server.
     Nbd { uri: String, socket: Option<PathBuf> },
 }
@@ -76,6 +79,7 @@ impl AttachmentPlace {
     pub(crate) fn name(&self) -> String {
         match self {
             AttachmentPlace::Directory { directory, .. } => directory.display().to_string(),
+            AttachmentPlace::NbdDevice { device, .. } => device.display().to_string(),
             AttachmentPlace::Nbd { socket: Some(socket), .. } => socket.display().to_string(),
             AttachmentPlace::Nbd { uri, socket: None } => uri.clone(),
         }
@@ -136,6 +140,7 @@ impl Registration {
         let pid = std::process::id();
         let (directory, mount, device, nbd) = match place {
             AttachmentPlace::Directory { directory, mount, device } => (directory, mount, device, None),
+            AttachmentPlace::NbdDevice { device, mount } => (PathBuf::new(), mount, Some(device), None),
             AttachmentPlace::Nbd { uri, socket } => (socket.unwrap_or_default(), None, None, Some(uri)),
         };
         let attachment = Attachment {
@@ -322,6 +327,9 @@ impl Attachment {
 
     /// Where programs find it.
     pub(crate) fn place(&self) -> AttachmentPlace {
+        if let Some(device) = self.nbd_device() {
+            return AttachmentPlace::NbdDevice { device: device.to_owned(), mount: self.mount.clone() };
+        }
         match &self.nbd {
             None => AttachmentPlace::Directory {
                 directory: self.directory.clone(),
@@ -335,19 +343,43 @@ impl Attachment {
         }
     }
 
-    /// Whether a person may mean this one by `name`: its directory, its mount point, its file, its socket, or its URL.
+    /// The NBD device that is all of it.
+    fn nbd_device(&self) -> Option<&Path> {
+        let is_device = self.nbd.is_none() && self.directory.as_os_str().is_empty();
+        self.device.as_deref().filter(|_| is_device)
+    }
+
+    /// Its NBD device, if it has one that the kernel still has for it.
+    pub(crate) fn found_nbd_device(&self) -> Option<FoundDevice> {
+        kernel_nbd::find(self.nbd_device()?, &self.nbd_identifier())
+    }
+
+    /// What the kernel knows its NBD device by.
+    fn nbd_identifier(&self) -> String {
+        kernel_nbd::identifier(&self.url, self.mount.as_deref())
+    }
+
+    /// Whether a person may mean this one by `name`: its directory, its mount point, its file, its socket, its NBD device, or its URL.
     pub(crate) fn is_called(&self, name: &str) -> bool {
+        // It is no path, as the directory of who has none.
+        if name.is_empty() {
+            return false;
+        }
         let path = absolute(name);
         self.url == name
             || self.nbd.as_deref() == Some(name)
             || self.directory == path
             || self.mount.as_deref() == Some(path.as_path())
+            || self.nbd_device() == Some(Path::new(name))
             || self.stable_name.as_ref().is_some_and(|stable| stable.path() == Path::new(name))
             || path.parent() == Some(self.directory.as_path())
     }
 
     /// What it leaves in the kernel, if its process is dead.
     pub(crate) fn leftovers(&self) -> std::io::Result<Leftovers> {
+        if let Some(device) = self.nbd_device() {
+            return Leftovers::of_nbd_device(device, &self.nbd_identifier());
+        }
         if self.nbd.is_some() {
             // The name of its socket, which the next one replaces.
             return Ok(Leftovers::default());
@@ -364,6 +396,17 @@ impl Attachment {
             && let Some(log) = &self.log
         {
             let _ = fs::remove_file(log);
+        }
+        Ok(())
+    }
+
+    /// Leaves what its dead process had to another one, which registers itself: its name and its file go, and its log stays.
+    pub(crate) fn hand_over(&self) -> Result<()> {
+        if let Some(name) = &self.stable_name {
+            name.remove();
+        }
+        if let Some(dir) = RuntimeDir::find()? {
+            dir.remove(&file_name(self.pid));
         }
         Ok(())
     }
@@ -415,8 +458,12 @@ impl Attachment {
 
     /// Kills the process, even while requests are in flight, and removes what it leaves behind. Returns what was done, for people.
     pub(crate) fn kill(&self) -> Result<Vec<String>> {
-        if self.nbd.is_none() {
-            // Requests that the kernel waits for would keep the process from ending.
+        // Requests that the kernel waits for would keep the process from ending.
+        if let Some(device) = self.found_nbd_device() {
+            // And nobody is to go on with the device: what is not registered is not started again.
+            self.hand_over()?;
+            let _ = device.disconnect();
+        } else if self.nbd.is_none() {
             let _ = strongroom_initiator::front::leftovers::abort_fuse(&self.directory);
         }
         self.signal(Signal::KILL);
@@ -467,4 +514,39 @@ pub(crate) fn absolute(name: &str) -> PathBuf {
         (Some(Ok(parent)), Some(last)) => parent.join(last),
         _ => path.clone(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves that an NBD device is told from the other places, and what people may call it.
+    use super::*;
+
+    #[test]
+    fn an_nbd_device_is_a_place_of_its_own() {
+        let record = |directory: &str, device: &str| {
+            let record = serde_json::json!({
+                "pid": 1, "started": 0, "url": "strongroom://storage/vault", "directory": directory, "mount": "/mnt/vault",
+                "device": device, "refused": null, "refusals": 0,
+            });
+            serde_json::from_value::<Attachment>(record).unwrap()
+        };
+        let attachment = record("", "/dev/nbd3");
+        let mount = Some(PathBuf::from("/mnt/vault"));
+        assert_eq!(attachment.place(), AttachmentPlace::NbdDevice { device: "/dev/nbd3".into(), mount: mount.clone() });
+        assert_eq!(attachment.place().name(), "/dev/nbd3");
+        assert_eq!(attachment.nbd_identifier(), "strongroom:strongroom://storage/vault /mnt/vault");
+        for name in ["/dev/nbd3", "/mnt/vault", "strongroom://storage/vault"] {
+            assert!(attachment.is_called(name), "{name}");
+        }
+        for name in ["/dev/nbd30", "nbd3", "/mnt", "", "/"] {
+            assert!(!attachment.is_called(name), "{name}");
+        }
+        let attachment = record("/run/vault", "/dev/loop3");
+        let directory = PathBuf::from("/run/vault");
+        assert_eq!(
+            attachment.place(),
+            AttachmentPlace::Directory { directory, mount, device: Some("/dev/loop3".into()) }
+        );
+        assert!(!attachment.is_called("/dev/loop3") && attachment.found_nbd_device().is_none());
+    }
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use strongroom_initiator::{
-    AttachError, AttachOptions, LeaseMode, LeaseOptions, RemoteDevice, ReservationKey, WriterConflict, describe_process,
+    AttachError, AttachOptions, LeaseMode, LeaseOptions, RemoteDevice, ReservationKey, Writer, WriterConflict,
+    describe_process, is_process,
 };
 
 use crate::sd_notify;
@@ -39,9 +40,17 @@ pub(crate) struct WriterArgs {
     /// How long the target keeps the volume for this initiator while it does not hear of it; at most 1h.
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
     lease: Duration,
+    /// The process that had the volume before this one, of this machine, and has died.
+    #[arg(skip)]
+    predecessor: Option<u32>,
 }
 
 impl WriterArgs {
+    /// Whose lease is taken over, if nobody else has one: that process has died.
+    pub(crate) fn succeed(&mut self, pid: u32) {
+        self.predecessor = Some(pid);
+    }
+
     /// What is asked of the target. `purpose`: what this process is for, for people elsewhere.
     pub(crate) fn options(&self, purpose: &str) -> LeaseOptions {
         let mode = if self.shared { LeaseMode::Shared } else { LeaseMode::Exclusive };
@@ -55,6 +64,7 @@ impl WriterArgs {
             wait: self.wait.unwrap_or(Duration::MAX),
             advice: "to write from both: --shared on both (an ordinary file system that is \
             mounted twice is destroyed); to take it over from there: --take-over",
+            predecessor: self.predecessor,
         }
     }
 }
@@ -71,12 +81,14 @@ pub(crate) struct WayOut {
     pub(crate) wait: Duration,
     /// What a person can do.
     pub(crate) advice: &'static str,
+    /// A process of this machine that has died: its lease is taken over. That also ends what it had under way at the target.
+    pub(crate) predecessor: Option<u32>,
 }
 
 impl WayOut {
     /// Of a command that does not wait.
     pub(crate) fn of(advice: &'static str) -> WayOut {
-        WayOut { wait: Duration::ZERO, advice }
+        WayOut { wait: Duration::ZERO, advice, predecessor: None }
     }
 
     fn refusal(self, conflict: &WriterConflict) -> anyhow::Error {
@@ -85,7 +97,7 @@ impl WayOut {
 }
 
 /// Attaches; waits for the lease of a holder that is away to end.
-pub(crate) fn attach(options: AttachOptions, way_out: WayOut) -> Result<RemoteDevice> {
+pub(crate) fn attach(mut options: AttachOptions, way_out: WayOut) -> Result<RemoteDevice> {
     let (url, began) = (options.url.clone(), Instant::now());
     let mut patience = None;
     let mut is_told = false;
@@ -94,6 +106,10 @@ pub(crate) fn attach(options: AttachOptions, way_out: WayOut) -> Result<RemoteDe
             Err(AttachError::InUse(conflict)) => conflict,
             outcome => return outcome.with_context(|| format!("cannot attach {url}")),
         };
+        if !options.lease.take_over && way_out.predecessor.is_some_and(|pid| is_left_by(pid, &conflict, &options)) {
+            options.lease.take_over = true;
+            continue;
+        }
         let Some(left) = conflict.ends_in().filter(|_| !way_out.wait.is_zero()) else {
             return Err(way_out.refusal(&conflict)).with_context(|| format!("cannot attach {url}"));
         };
@@ -111,9 +127,55 @@ pub(crate) fn attach(options: AttachOptions, way_out: WayOut) -> Result<RemoteDe
     }
 }
 
+/// Whether only that process of this machine is in the way.
+fn is_left_by(pid: u32, conflict: &WriterConflict, options: &AttachOptions) -> bool {
+    let is_its = |writer: &Writer| {
+        writer.initiator_name.eq_ignore_ascii_case(&options.iscsi.initiator_name) && is_process(writer, pid)
+    };
+    let mut blockers = conflict.blockers().peekable();
+    blockers.peek().is_some() && blockers.all(is_its)
+}
+
 /// Where somebody sees it: here, or at the command that started this process in the background.
 fn tell(what: &dyn Display) {
     if !sd_notify::notify(&format!("STATUS={what}")) {
         eprintln!("{what}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves whose lease is taken over without being asked to.
+    use strongroom_initiator::{Standing, VolumeUrl, WriterRole};
+
+    use super::*;
+
+    #[test]
+    fn only_the_lease_of_the_dead_process_is_taken_over() {
+        let url: VolumeUrl = "strongroom://storage/vault".parse().unwrap();
+        let mut options = AttachOptions::new(url);
+        options.iscsi.initiator_name = "iqn.2026-11.test:Alice".into();
+        let pid = std::process::id();
+        let its = Writer {
+            role: WriterRole::Holder(LeaseMode::Exclusive),
+            is_asker: false,
+            standing: Standing::Connected,
+            initiator_name: "iqn.2026-11.test:alice".into(),
+            description: describe_process("attach, mounted on /mnt"),
+        };
+        let other = Writer { description: "host other.example, pid 1".into(), ..its.clone() };
+        let of_a_stranger = Writer { initiator_name: "iqn.2026-11.test:bob".into(), ..its.clone() };
+        let conflict = |writers: &[&Writer]| WriterConflict {
+            volume: "vault".into(),
+            wanted: LeaseMode::Exclusive,
+            sole: false,
+            writers: writers.iter().map(|&writer| writer.clone()).collect(),
+        };
+        assert!(is_left_by(pid, &conflict(&[&its]), &options));
+        assert!(!is_left_by(pid + 1, &conflict(&[&its]), &options));
+        let nobody: &[&Writer] = &[];
+        for others in [nobody, &[&other], &[&its, &other], &[&of_a_stranger]] {
+            assert!(!is_left_by(pid, &conflict(others), &options), "{others:?}");
+        }
     }
 }

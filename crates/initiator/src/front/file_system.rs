@@ -1,4 +1,4 @@
-//! The file system on a volume's loop device, mounted, unmounted and shut down. Absent: the loop device.
+//! The file system on a volume's block device, mounted, unmounted and shut down. Absent: the block device.
 
 #![allow(unsafe_code)] // A file system is shut down by an ioctl.
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-use super::loop_device::{LoopDevice, LoopError};
+use super::block_node::{BlockDeviceNode, FileSystemError};
 use super::mount_options::MountOptions;
 use super::umount_helper;
 
@@ -23,12 +23,12 @@ const FS_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587D;
 /// Without writing its log first, which nobody would take.
 const FS_SHUTDOWN_FLAGS_NOLOGFLUSH: u32 = 2;
 
-/// A file system mounted from a loop device. Dropped, it is *not* unmounted: [`FileSystemMount::unmount`] is explicit,
+/// A file system mounted from a block device. Dropped, it is *not* unmounted: [`FileSystemMount::unmount`] is explicit,
 /// because it can be refused.
 #[derive(Debug)]
 pub struct FileSystemMount {
     directory: PathBuf,
-    device: LoopDevice,
+    device: Box<dyn BlockDeviceNode>,
     /// Whether umount(8) was told to run our helper for it.
     has_helper: bool,
 }
@@ -37,14 +37,14 @@ impl FileSystemMount {
     /// Mounts what is on `device` on `directory`, with these options; `file_system` names the type, else it is detected.
     ///
     /// # Errors
-    /// [`LoopError`]; the loop device is gone then.
+    /// [`FileSystemError`]; the device is dropped then.
     pub fn mount(
-        device: LoopDevice,
+        device: impl BlockDeviceNode + 'static,
         directory: &Path,
         file_system: Option<&str>,
         options: &MountOptions,
         read_only: bool,
-    ) -> Result<FileSystemMount, LoopError> {
+    ) -> Result<FileSystemMount, FileSystemError> {
         let file_system = match file_system {
             Some(name) => name.to_owned(),
             None => device.detect_file_system()?.to_owned(),
@@ -53,8 +53,11 @@ impl FileSystemMount {
         if read_only {
             flags |= MountFlags::RDONLY;
         }
-        let failed =
-            |source| LoopError::Mount { file_system: file_system.clone(), directory: directory.to_owned(), source };
+        let failed = |source| FileSystemError::Mount {
+            file_system: file_system.clone(),
+            directory: directory.to_owned(),
+            source,
+        };
         let directory = directory.canonicalize().map_err(failed)?;
         let mount_with = |more: Option<&CStr>| {
             mount(device.path(), &directory, file_system.as_str(), flags, options.data(more).as_deref())
@@ -81,7 +84,16 @@ impl FileSystemMount {
         if has_helper {
             umount_helper::register(&directory, &file_system, device.path());
         }
-        Ok(FileSystemMount { directory, device, has_helper })
+        Ok(FileSystemMount { directory, device: Box::new(device), has_helper })
+    }
+
+    /// The file system on `device` that is mounted on `directory` already: by a process that has died, and whose device goes on.
+    ///
+    /// # Errors
+    /// There is no such directory.
+    pub fn adopt(device: impl BlockDeviceNode + 'static, directory: &Path) -> io::Result<FileSystemMount> {
+        let directory = directory.canonicalize()?;
+        Ok(FileSystemMount { directory, device: Box::new(device), has_helper: umount_helper::is_installed() })
     }
 
     /// Where it is mounted.
@@ -89,9 +101,9 @@ impl FileSystemMount {
         &self.directory
     }
 
-    /// The loop device underneath.
-    pub fn device(&self) -> &LoopDevice {
-        &self.device
+    /// The block device underneath.
+    pub fn device(&self) -> &dyn BlockDeviceNode {
+        &*self.device
     }
 
     /// Has the file system fail every access from now on, to what the kernel keeps of its files as well; what was not written back is lost.
@@ -125,12 +137,11 @@ impl FileSystemMount {
         }
     }
 
-    /// Unmounts the file system (which writes everything back), then frees the loop device.
+    /// Unmounts the file system (which writes everything back), then drops the device.
     ///
     /// # Errors
-    /// [`LoopError::Busy`] hands it back in working order.
-    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
-    pub fn unmount(self) -> Result<(), (FileSystemMount, LoopError)> {
+    /// [`FileSystemError::Busy`] hands it back in working order.
+    pub fn unmount(self) -> Result<(), (FileSystemMount, FileSystemError)> {
         self.unmount_within(Duration::ZERO)
     }
 
@@ -138,12 +149,11 @@ impl FileSystemMount {
     ///
     /// # Errors
     /// As [`FileSystemMount::unmount`].
-    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
-    pub fn unmount_within(mut self, patience: Duration) -> Result<(), (FileSystemMount, LoopError)> {
+    pub fn unmount_within(mut self, patience: Duration) -> Result<(), (FileSystemMount, FileSystemError)> {
         let until = Instant::now() + patience;
         loop {
             match self.unmount_now() {
-                Err((busy, LoopError::Busy { .. })) if Instant::now() < until => {
+                Err((busy, FileSystemError::Busy { .. })) if Instant::now() < until => {
                     std::thread::sleep(BUSY_PAUSE);
                     self = busy;
                 }
@@ -152,8 +162,7 @@ impl FileSystemMount {
         }
     }
 
-    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
-    fn unmount_now(self) -> Result<(), (FileSystemMount, LoopError)> {
+    fn unmount_now(self) -> Result<(), (FileSystemMount, FileSystemError)> {
         match unmount(&self.directory, UnmountFlags::empty()) {
             // Not mounted any more: somebody was faster.
             Ok(()) | Err(Errno::INVAL) => {
@@ -162,11 +171,11 @@ impl FileSystemMount {
             }
             Err(Errno::BUSY) => {
                 let directory = self.directory.clone();
-                Err((self, LoopError::Busy { directory }))
+                Err((self, FileSystemError::Busy { directory }))
             }
             Err(error) => {
                 let directory = self.directory.clone();
-                Err((self, LoopError::Unmount { directory, source: error.into() }))
+                Err((self, FileSystemError::Unmount { directory, source: error.into() }))
             }
         }
     }

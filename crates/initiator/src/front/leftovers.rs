@@ -1,5 +1,5 @@
 //! What an attachment leaves in the kernel whose process has died: the file system on its loop device, the loop device, and the FUSE mount
-//! whose every file gives an error (ENOTCONN). Finds it from the kernel's tables, not from notes, and removes it.
+//! whose every file gives an error (ENOTCONN); or an NBD device and the file system on it. Finds it from the kernel's tables, not from notes, and removes it.
 //!
 //! Absent: which attachments there were; ending a process.
 
@@ -11,14 +11,17 @@ use std::process::{Command, Stdio};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
+use crate::front::kernel_nbd::{self, FoundDevice};
 use crate::front::loop_device;
 use crate::front::mounts::mounts;
 
 /// What is left of an attachment, in the order in which it has to go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Where file systems are mounted from its loop devices.
+    /// Where file systems are mounted from its block devices.
     pub file_systems: Vec<PathBuf>,
+    /// The NBD device.
+    pub nbd_device: Option<FoundDevice>,
     /// `/dev/loopN` on its file.
     pub loop_devices: Vec<PathBuf>,
     /// How many FUSE mounts there are on its directory.
@@ -41,10 +44,22 @@ impl Leftovers {
             .map(|mount| mount.directory.clone());
         Ok(Leftovers {
             file_systems: on_loops.collect(),
+            nbd_device: None,
             loop_devices: loops.into_iter().map(|(_, path)| path).collect(),
             fuse_mounts: mounts.iter().filter(|mount| mount.directory == directory && mount.is_attachment()).count(),
             directory: directory.to_owned(),
         })
+    }
+
+    /// What there is of an attachment that has the NBD device at `path`, if the kernel knows that by `identifier`. It may also be alive.
+    ///
+    /// # Errors
+    /// As [`Leftovers::of`].
+    pub fn of_nbd_device(path: &Path, identifier: &str) -> io::Result<Leftovers> {
+        let Some(found) = kernel_nbd::find(path, identifier) else { return Ok(Leftovers::default()) };
+        let numbers = found.numbers()?;
+        let on_it = mounts()?.into_iter().filter(|mount| mount.device == numbers).map(|mount| mount.directory);
+        Ok(Leftovers { file_systems: on_it.collect(), nbd_device: Some(found), ..Leftovers::default() })
     }
 
     /// The directory of the attachment whose file system is mounted on `mount`, or which is that directory itself.
@@ -69,7 +84,10 @@ impl Leftovers {
 
     /// Nothing is left.
     pub fn is_empty(&self) -> bool {
-        self.file_systems.is_empty() && self.loop_devices.is_empty() && self.fuse_mounts == 0
+        self.file_systems.is_empty()
+            && self.loop_devices.is_empty()
+            && self.nbd_device.is_none()
+            && self.fuse_mounts == 0
     }
 
     /// Removes it. What a program still uses is detached lazily: it leaves the directory at once, and the kernel lets go of it when the
@@ -79,6 +97,12 @@ impl Leftovers {
     /// What could not be removed, and how to do it by hand.
     pub fn remove(&self) -> io::Result<Vec<String>> {
         let mut done = Vec::new();
+        if let Some(device) = &self.nbd_device {
+            // First: what waits for the dead would make each of the next steps wait.
+            let shown = device.path().display();
+            device.disconnect().map_err(|error| by_hand(io::Error::other(error), format!("nbd-client -d {shown}")))?;
+            done.push(format!("ended {shown}"));
+        }
         for directory in self.file_systems.iter().rev() {
             let shown = directory.display();
             match unmount(directory, UnmountFlags::empty()) {

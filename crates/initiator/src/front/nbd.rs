@@ -14,9 +14,12 @@ mod address;
 mod connection;
 mod connections;
 mod credit;
+mod event;
 mod input;
 mod outbox;
 mod pending;
+mod service;
+mod socket_server;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -24,12 +27,12 @@ mod tls;
 mod volume;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use strongroom_block::DeviceError;
@@ -37,16 +40,17 @@ use strongroom_block::DeviceError;
 use crate::blocking::flush_blocking;
 use crate::copy::SparseDevice;
 use address::ListeningSocket;
+use connection::Beginning;
 use connections::Connections;
-use pending::Pending;
+use event::Event;
+use service::Service;
 use volume::ServedVolume;
 
 pub use address::NbdAddress;
+pub use socket_server::NbdSocketServer;
 pub use tls::{CertificateError, NbdCertificates};
 pub use volume::NbdOptions;
 
-/// How long clients may take for the replies that are due when the server ends.
-const REPLY_PATIENCE: Duration = Duration::from_secs(5);
 /// After a failed accept, so that a lack of descriptors does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -79,14 +83,12 @@ pub enum NbdServerError {
 pub struct NbdServer {
     address: NbdAddress,
     has_tls: bool,
-    volume: Arc<ServedVolume>,
-    connections: Arc<Connections>,
-    /// Writable, and by that the accept thread ends.
-    stop: OwnedFd,
-    /// Readable once the accept thread has ended.
-    ended: Arc<OwnedFd>,
+    service: Service,
+    /// By this the accept thread ends.
+    stop: Arc<Event>,
+    /// The accept thread has ended.
+    ended: Arc<Event>,
     accepting: Option<JoinHandle<()>>,
-    replies: Option<JoinHandle<()>>,
 }
 
 impl std::fmt::Debug for NbdServer {
@@ -112,30 +114,21 @@ impl NbdServer {
         let listen = |source| NbdServerError::Listen { address: address.clone(), source };
         let socket = ListeningSocket::open(address).map_err(listen)?;
         let address = socket.address.clone();
-        let new_event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
-        let (stop, ended) = (new_event()?, Arc::new(new_event()?));
-        let pending = Arc::new(Pending::default());
-        device.offer_completions(pending.clone());
-        let connections = Arc::new(Connections::new(options.connections_max));
-        let volume = Arc::new(ServedVolume { device, pending, options });
-        let replies = {
-            let volume = volume.clone();
-            let body = move || volume.pending.answer_until_stopped(&*volume.device);
-            std::thread::Builder::new().name("nbd-replies".into()).spawn(body)?
-        };
-        let acceptor =
-            Acceptor { socket, stop: stop.try_clone()?, connections: connections.clone(), volume: volume.clone() };
+        let (stop, ended) = (Arc::new(Event::new()?), Arc::new(Event::new()?));
+        let connections = Connections::new(options.connections_max);
+        let service = Service::start(device, options, connections)?;
+        let (connections, volume) = (service.connections.clone(), service.volume.clone());
+        let acceptor = Acceptor { socket, stop: stop.clone(), connections, volume };
         let accepting = {
             let ended = ended.clone();
             let body = move || {
                 acceptor.run();
-                signal(&ended);
+                ended.signal();
             };
             std::thread::Builder::new().name("nbd-accept".into()).spawn(body)?
         };
-        tracing::info!(%address, has_tls, bytes = volume.size_bytes(), "volume served over NBD");
-        let (accepting, replies) = (Some(accepting), Some(replies));
-        Ok(NbdServer { address, has_tls, volume, connections, stop, ended, accepting, replies })
+        tracing::info!(%address, has_tls, bytes = service.volume.size_bytes(), "volume served over NBD");
+        Ok(NbdServer { address, has_tls, service, stop, ended, accepting: Some(accepting) })
     }
 
     /// Where it listens.
@@ -145,23 +138,23 @@ impl NbdServer {
 
     /// What clients are given.
     pub fn uri(&self) -> String {
-        self.address.uri(&self.volume.options.export_name, self.has_tls)
+        self.address.uri(&self.service.volume.options.export_name, self.has_tls)
     }
 
     /// A descriptor that becomes readable when no more clients are accepted.
-    pub fn ended_fd(&self) -> &OwnedFd {
-        &self.ended
+    pub fn ended_fd(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
     }
 
     /// How many clients are connected.
     #[cfg(test)]
     fn connection_count(&self) -> usize {
-        self.connections.count()
+        self.service.connections.count()
     }
 
     /// Counts the clients that are connected.
     pub fn client_counter(&self) -> impl Fn() -> usize + Send + Sync + 'static + use<> {
-        let connections = Arc::clone(&self.connections);
+        let connections = Arc::clone(&self.service.connections);
         move || connections.count()
     }
 
@@ -173,48 +166,35 @@ impl NbdServer {
     pub fn finish(mut self) -> Result<(), NbdServerError> {
         self.stop();
         // From here on nobody else takes completions.
-        flush_blocking(&*self.volume.device)?;
+        flush_blocking(&*self.service.volume.device)?;
         Ok(())
     }
 
     /// Ends every connection at once. For a device that was given up: nothing is waited for but its errors.
     pub fn abandon(mut self) {
-        self.connections.break_off();
+        self.service.connections.break_off();
         self.stop();
     }
 
     fn stop(&mut self) {
-        signal(&self.stop);
+        self.stop.signal();
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
         }
-        self.connections.end_all(REPLY_PATIENCE);
-        self.volume.pending.stop();
-        if let Some(replies) = self.replies.take() {
-            let _ = replies.join();
-        }
+        self.service.end();
     }
 }
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        if self.replies.is_some() {
-            signal(&self.stop);
-            self.connections.break_off();
-            self.volume.pending.stop();
-        }
+        self.stop.signal();
     }
-}
-
-fn signal(event: &OwnedFd) {
-    // An eventfd holds any count, so this write cannot fail.
-    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
 
 /// The accept thread. The socket goes away with it.
 struct Acceptor {
     socket: ListeningSocket,
-    stop: OwnedFd,
+    stop: Arc<Event>,
     connections: Arc<Connections>,
     volume: Arc<ServedVolume>,
 }
@@ -222,7 +202,7 @@ struct Acceptor {
 impl Acceptor {
     fn run(self) {
         loop {
-            let mut fds = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&*self.stop, PollFlags::IN)];
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return tracing::error!(%error, "no more NBD clients are accepted"),
@@ -231,7 +211,7 @@ impl Acceptor {
                 return;
             }
             match accept_with(&self.socket, SocketFlags::CLOEXEC) {
-                Ok(fd) => self.connections.serve(fd, &self.volume),
+                Ok(fd) => self.connections.serve(fd, &self.volume, Beginning::Negotiation),
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept an NBD client");

@@ -1,6 +1,6 @@
 //! `strongroom detach`: ends an attachment, cleanly or not at all, and says what was lost while there was one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -62,7 +62,10 @@ pub(crate) fn list() -> Result<()> {
         let name = attachment.place().name();
         let mount =
             attachment.mount.as_ref().map(|mount| format!(", mounted on {}", mount.display())).unwrap_or_default();
-        let device = attachment.device.as_ref().filter(|_| attachment.mount.is_none());
+        let device = attachment
+            .device
+            .as_ref()
+            .filter(|device| attachment.mount.is_none() && device.as_path() != Path::new(&name));
         let device = device.map(|device| format!(", block device {}", device.display())).unwrap_or_default();
         println!("{} at {name}{mount}{device} (process {})", attachment.url, attachment.pid);
         match attachment.state() {

@@ -1,7 +1,7 @@
 //! `strongroom nbd serve`: a volume for programs that speak NBD, until it is told to end.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -126,7 +126,7 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn ended_fd(&self) -> BorrowedFd<'_> {
-        self.0.ended_fd().as_fd()
+        self.0.ended_fd()
     }
 
     /// New clients are told the new size; the protocol has no word for those that are connected.

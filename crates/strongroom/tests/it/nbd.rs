@@ -362,3 +362,28 @@ fn what_cannot_be_served_is_explained() {
     assert_eq!(server.stop(), Some(0));
     target.stop();
 }
+
+/// What the kernel's client does with a volume needs a kernel that has it: scripts/test-nbd.sh.
+#[test]
+fn a_kernel_without_an_nbd_client_is_named_before_anything_is_attached() {
+    if Path::new("/sys/module/nbd").exists() {
+        eprintln!("passed over: this kernel has an NBD client");
+        return;
+    }
+    let world = World::new();
+    let (url, mount, to) = (world.url("vault"), world.text("mount"), world.text("to"));
+    // There is no target that could refuse it.
+    let alone: &[&str] = &[];
+    for more in [alone, &["--foreground"], &["--mount", &mount], &["--mount", &mount, "--mkfs", "ext4", "--foreground"]]
+    {
+        let said = world.alice(&[&["attach", &url, "--nbd"], more].concat());
+        said.failed(&["modprobe nbd", "CONFIG_BLK_DEV_NBD", "leave --nbd out"]);
+    }
+    assert!(!Path::new(&mount).exists(), "nothing was made");
+    for other in [&["--to", to.as_str()][..], &["--block-device"], &["--allow-other"]] {
+        let said = world.alice(&[&["attach", &url, "--nbd"], other].concat());
+        assert_eq!(said.status, Some(2), "{}", said.stderr);
+        said.failed(&["cannot be used with"]);
+    }
+    assert_eq!(world.alice(&["attach", &url]).status, Some(2), "without --nbd there must be a directory");
+}

@@ -1,4 +1,4 @@
-//! One client: the negotiation, then its requests, in a thread that receives. The replies go their own way (`outbox`).
+//! One client: the negotiation if there is one, then its requests, in a thread that receives. The replies go their own way (`outbox`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,6 +31,15 @@ pub(super) struct Connection {
     outbox: OnceLock<Arc<Outbox>>,
     /// The server ends it; it gets the replies that are due.
     is_ending: AtomicBool,
+}
+
+/// Where a connection begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beginning {
+    /// With the server's greeting.
+    Negotiation,
+    /// With the client's first request: this was agreed otherwise.
+    Transmission(Transmission),
 }
 
 /// Why a connection ended without the client's saying so.
@@ -79,8 +88,12 @@ impl Connection {
     }
 
     /// Serves the client until it or the server ends that.
-    pub(super) fn serve(&self, volume: &ServedVolume) {
-        match negotiate(&self.socket, volume) {
+    pub(super) fn serve(&self, volume: &ServedVolume, beginning: Beginning) {
+        let begun = match beginning {
+            Beginning::Negotiation => negotiate(&self.socket, volume),
+            Beginning::Transmission(transmission) => Ok(Some(RequestStream::new(&self.socket, transmission))),
+        };
+        match begun {
             Ok(Some(requests)) => self.serve_requests(volume, requests),
             Ok(None) => {}
             Err(error) => tracing::debug!(%error, "an NBD client's negotiation came to nothing"),
@@ -148,6 +161,10 @@ fn negotiate(socket: &Arc<Socket>, volume: &ServedVolume) -> Result<Option<Reque
 }
 
 impl RequestStream {
+    fn new(socket: &Arc<Socket>, transmission: Transmission) -> RequestStream {
+        RequestStream { stream: Arc::new(Stream::new(socket.clone())), input: Input::new(), transmission }
+    }
+
     /// Until the client disconnects.
     fn execute_all(mut self, volume: &ServedVolume, outbox: &Arc<Outbox>) -> Result<(), ConnectionError> {
         let decoder = RequestDecoder::new(self.transmission);

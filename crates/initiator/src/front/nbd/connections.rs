@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 
-use super::connection::{Connection, STACK_BYTES};
+use super::connection::{Beginning, Connection, STACK_BYTES};
+use super::event::Event;
 use super::volume::ServedVolume;
 use crate::completion::lock;
 
@@ -16,6 +17,8 @@ pub(super) struct Connections {
     count_max: usize,
     state: Mutex<ConnectionTable>,
     ended: Condvar,
+    /// Happens when a connection ends.
+    signalled: Option<Arc<Event>>,
 }
 
 #[derive(Debug, Default)]
@@ -38,12 +41,20 @@ impl Drop for Entry {
         table.is_full_reported = false;
         drop(table);
         self.connections.ended.notify_all();
+        if let Some(event) = &self.connections.signalled {
+            event.signal();
+        }
     }
 }
 
 impl Connections {
     pub(super) fn new(count_max: usize) -> Connections {
-        Connections { count_max, state: Mutex::default(), ended: Condvar::new() }
+        Connections { count_max, state: Mutex::default(), ended: Condvar::new(), signalled: None }
+    }
+
+    /// The same, and the event happens when a connection ends.
+    pub(super) fn signalling(self, event: Arc<Event>) -> Connections {
+        Connections { signalled: Some(event), ..self }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -57,7 +68,7 @@ impl Connections {
     }
 
     /// Serves a client in a thread; closes the connection if there are too many already.
-    pub(super) fn serve(self: &Arc<Self>, fd: OwnedFd, volume: &Arc<ServedVolume>) {
+    pub(super) fn serve(self: &Arc<Self>, fd: OwnedFd, volume: &Arc<ServedVolume>, beginning: Beginning) {
         let connection = Arc::new(Connection::new(fd));
         let mut table = lock(&self.state);
         if table.open.len() >= self.count_max {
@@ -73,7 +84,7 @@ impl Connections {
         let volume = volume.clone();
         let body = move || {
             let _entry = entry;
-            connection.serve(&volume);
+            connection.serve(&volume, beginning);
         };
         let thread = std::thread::Builder::new().name("nbd-client".into()).stack_size(STACK_BYTES);
         if let Err(error) = thread.spawn(body) {

@@ -3,6 +3,7 @@
 
 mod client;
 mod hostile;
+mod sockets;
 mod tls;
 
 use std::os::unix::fs::PermissionsExt;

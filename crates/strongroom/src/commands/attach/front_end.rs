@@ -1,7 +1,7 @@
 //! The front end of `attach`: the volume as a file in FUSE, and if wanted the file system in it, mounted from a loop device on that file.
 //!
 //! It is given an open device and knows nothing of how it was opened. Another front end is another module like this one and a command
-//! that chooses it (`commands::nbd`).
+//! that chooses it (`nbd_device`, `commands::nbd`).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -10,53 +10,21 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use strongroom_block::{BlockDevice, BlockSize};
-use strongroom_initiator::front::file_system::FileSystemMount;
 use strongroom_initiator::front::fuse::{FuseMount, FuseOptions};
-use strongroom_initiator::front::loop_device::{self, LoopDevice, LoopError};
-use strongroom_initiator::front::mount_options::MountOptions;
+use strongroom_initiator::front::loop_device::{self, LoopDevice};
 
+use super::block_use::{BlockUse, UsedDevice};
 use crate::attachment_process::{FrontEnd, NotEnded};
 use crate::attachments::AttachmentPlace;
 
 /// How long a forced end waits for the kernel to end the mount.
 const FORCED_PATIENCE: Duration = Duration::from_millis(500);
 
-/// What there is besides the file, on a loop device.
-pub(super) enum BlockUse<'a> {
-    /// The device alone.
-    Device,
-    /// A file system, mounted.
-    FileSystem(FileSystemOptions<'a>),
-}
-
-/// What is mounted besides the file.
-pub(super) struct FileSystemOptions<'a> {
-    pub(super) directory: &'a Path,
-    /// Made before it is mounted.
-    pub(super) make: MakeFileSystem<'a>,
-    /// Its type, if it is not recognised.
-    pub(super) file_system: Option<&'a str>,
-    pub(super) options: &'a MountOptions,
-}
-
-/// Whether a file system is made, of which type.
-#[derive(Clone, Copy)]
-pub(super) enum MakeFileSystem<'a> {
-    Never,
-    /// Refused where anything is.
-    Always(&'a str),
-    /// Where anything is, that is mounted.
-    IfBlank(&'a str),
-}
-
 /// What programs see of a device; undone in the reverse order, each step only if the one before it went well.
 pub(super) struct FileFrontEnd {
-    file_system: Option<FileSystemMount>,
-    /// The loop device, where there is one without a file system.
-    device: Option<LoopDevice>,
+    /// The loop device, where there is one.
+    used: Option<UsedDevice>,
     fuse: FuseMount,
-    /// That was noticed, and what was cached then has been dealt with.
-    has_lost_lease: bool,
 }
 
 impl FileFrontEnd {
@@ -69,34 +37,29 @@ impl FileFrontEnd {
     ) -> Result<FileFrontEnd> {
         let block_size = device.geometry().block_size;
         let fuse = FuseMount::start(device, directory, options)?;
-        let on_a_loop_device = block_use.map(|_| loop_device(&fuse, block_size, options.read_only)).transpose()?;
-        let (file_system, device) = match (block_use, on_a_loop_device) {
-            (Some(BlockUse::FileSystem(mount)), Some(device)) => {
-                (Some(mount_file_system(device, options.read_only, mount)?), None)
-            }
-            (_, device) => (None, device),
+        let start = |block_use| {
+            UsedDevice::start(loop_device(&fuse, block_size, options.read_only)?, block_use, options.read_only)
         };
-        Ok(FileFrontEnd { file_system, device, fuse, has_lost_lease: false })
+        let used = block_use.map(start).transpose()?;
+        Ok(FileFrontEnd { used, fuse })
     }
 
-    /// The loop device, if there is one.
-    fn loop_device(&self) -> Option<&LoopDevice> {
-        self.device.as_ref().or(self.file_system.as_ref().map(FileSystemMount::device))
+    /// The path of the loop device, if there is one.
+    fn loop_path(&self) -> Option<PathBuf> {
+        self.used.as_ref().map(|used| used.node().path().to_owned())
     }
 }
 
 impl FrontEnd for FileFrontEnd {
     fn place(&self) -> AttachmentPlace {
         let directory = self.fuse.mount_point().to_owned();
-        let mount = self.file_system.as_ref().map(|file_system| file_system.directory().to_owned());
-        let device = self.loop_device().map(|device| device.path().to_owned());
-        AttachmentPlace::Directory { directory, mount, device }
+        let mount = self.used.as_ref().and_then(UsedDevice::mount).map(Path::to_owned);
+        AttachmentPlace::Directory { directory, mount, device: self.loop_path() }
     }
 
     /// The loop device if there is one, else the file.
     fn device(&self) -> Option<PathBuf> {
-        let file = || self.fuse.file_path().to_owned();
-        Some(self.loop_device().map_or_else(file, |device| device.path().to_owned()))
+        Some(self.loop_path().unwrap_or_else(|| self.fuse.file_path().to_owned()))
     }
 
     /// Becomes readable when the kernel has ended the mount.
@@ -108,7 +71,7 @@ impl FrontEnd for FileFrontEnd {
     /// kernel asks the file for its size.
     fn growth_follower(&self) -> impl Fn() + Send + 'static {
         let file = self.fuse.shown_size();
-        let loop_path = self.loop_device().map(|device| device.path().to_owned());
+        let loop_path = self.loop_path();
         move || {
             if let Err(error) = file.refresh() {
                 return tracing::warn!(%error, "the file keeps its size until the volume is attached again");
@@ -124,47 +87,33 @@ impl FrontEnd for FileFrontEnd {
         }
     }
 
-    /// Once the volume is somebody else's: what the kernel keeps of the file system may be out of date, and what is not written back never
-    /// will be. Programs get errors instead. (The file in FUSE is not cached.)
+    /// (The file in FUSE is not cached.)
     fn drop_caches(&mut self, why: &str) {
-        let is_first = !std::mem::replace(&mut self.has_lost_lease, true);
-        match (&self.file_system, &self.device) {
-            (Some(file_system), _) if is_first => shut_down(file_system, why),
-            // Each time: programs that read the device fill the cache again.
-            (None, Some(device)) => {
-                if let Err(error) = device.drop_cached()
-                    && is_first
-                {
-                    tracing::warn!(%error, "what the kernel has cached of the block device may be out of date");
-                }
-            }
-            _ => {}
+        if let Some(used) = &mut self.used {
+            used.drop_caches(why);
         }
     }
 
     /// Ends it and makes everything durable, unless something still uses it.
     fn finish(mut self) -> Result<(), NotEnded<Self>> {
-        if let Some(file_system) = self.file_system.take()
-            && let Err((file_system, reason)) = file_system.unmount()
-        {
-            self.file_system = Some(file_system);
-            return Err((Some(Box::new(self)), reason.into()));
-        }
         // What still has the device open keeps the file in use.
-        drop(self.device);
-        self.fuse.finish().map_err(|(fuse, reason)| {
-            let remaining = |fuse| FileFrontEnd { file_system: None, device: None, fuse, has_lost_lease: true };
-            (fuse.map(|fuse| Box::new(remaining(fuse))), reason.into())
-        })
+        if let Some(used) = self.used.take()
+            && let Err((used, reason)) = used.finish()
+        {
+            self.used = Some(used);
+            return Err((Some(Box::new(self)), reason));
+        }
+        self.fuse
+            .finish()
+            .map_err(|(fuse, reason)| (fuse.map(|fuse| Box::new(FileFrontEnd { used: None, fuse })), reason.into()))
     }
 
     /// Ends it although something uses it, after the device was given up: mounts leave their directories at once, and programs that use
     /// what was on them get errors.
-    fn end_by_force(mut self) {
-        if let Some(file_system) = self.file_system.take() {
-            file_system.unmount_lazily();
+    fn end_by_force(self) {
+        if let Some(used) = self.used {
+            used.end_by_force();
         }
-        drop(self.device);
         if let Err(error) = self.fuse.request_unmount(true) {
             tracing::warn!(%error, "cannot unmount");
         }
@@ -173,31 +122,7 @@ impl FrontEnd for FileFrontEnd {
     }
 }
 
-/// Programs get errors from now on.
-fn shut_down(file_system: &FileSystemMount, why: &str) {
-    let directory = file_system.directory().display();
-    match file_system.shut_down() {
-        Ok(()) => tracing::error!(%directory, why, "the file system is shut down: every access to it fails"),
-        Err(error) => tracing::error!(
-            %directory, why, %error,
-            "the file system cannot be shut down: what is read from it may be out of date, and what is written is lost; unmount it"
-        ),
-    }
-}
-
 fn loop_device(fuse: &FuseMount, block_size: BlockSize, read_only: bool) -> Result<LoopDevice> {
     let file = fuse.open_file(read_only).context("cannot open the volume's file")?;
     Ok(LoopDevice::attach(&file, fuse.file_path(), block_size.bytes(), read_only)?)
-}
-
-fn mount_file_system(device: LoopDevice, read_only: bool, options: &FileSystemOptions<'_>) -> Result<FileSystemMount> {
-    match options.make {
-        MakeFileSystem::Never => {}
-        MakeFileSystem::Always(name) => device.make_file_system(name)?,
-        MakeFileSystem::IfBlank(name) => match device.make_file_system(name) {
-            Err(LoopError::NotBlank { .. }) => {}
-            made => made?,
-        },
-    }
-    Ok(FileSystemMount::mount(device, options.directory, options.file_system, options.options, read_only)?)
 }

@@ -186,6 +186,7 @@ impl Move<'_> {
         let way_out = WayOut {
             wait: Duration::MAX,
             advice: "another process of this peer fills it; end that one, then try again",
+            predecessor: None,
         };
         Ok(Arc::new(writer::attach(options, way_out)?))
     }

@@ -58,6 +58,11 @@ impl<S: Read + Write> Client<S> {
         Client::negotiate(stream, is_structured)
     }
 
+    /// Where requests can follow at once, as was agreed otherwise.
+    pub(super) fn without_negotiation(stream: S, size_bytes: u64, flags: u16) -> Client<S> {
+        Client { stream, cookie: 0, size_bytes, flags }
+    }
+
     /// The rest of it.
     pub(super) fn negotiate(mut stream: S, is_structured: bool) -> io::Result<Client<S>> {
         if is_structured {

@@ -93,7 +93,7 @@ fn attack_nbd_a_client_that_never_reads() {
     // 2 GiB of replies; the requests fit into the socket's buffer.
     let requests: Vec<u8> = (0..2000).flat_map(|cookie| header(0, READ, cookie, 0, 1 << 20)).collect();
     client.stream.write_all(&requests).unwrap();
-    let used = || served.server.connections.used_bytes().into_iter().max().unwrap_or(0);
+    let used = || served.server.service.connections.used_bytes().into_iter().max().unwrap_or(0);
     eventually("its credit is used up", || used() > MEMORY_MAX - (1 << 20));
     let mut other = Client::new(&served.path, true);
     for round in 0..200_u64 {
