@@ -2,6 +2,7 @@
 //! a command that opens a device and gives it to the front end; neither the device nor the pipeline knows any of them.
 
 mod block_range;
+mod credit;
 pub mod file_system;
 pub mod fuse;
 pub mod leftovers;
@@ -9,4 +10,5 @@ pub mod loop_device;
 pub mod mount_options;
 pub mod mounts;
 pub mod nbd;
+mod pending;
 mod umount_helper;

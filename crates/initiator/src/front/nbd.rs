@@ -3,7 +3,7 @@
 //! ```text
 //! accept thread       one connection after the other, up to a limit
 //! a thread each       receives: negotiation, requests, data (`connection`)  ->  device (`volume`)
-//! the device's thread sends short replies (`pending`, `outbox`)
+//! the device's thread sends short replies (`answer`, `outbox`)
 //! a thread each       sends what a client does not take at once (`outbox`)
 //! ```
 //!
@@ -11,12 +11,11 @@
 //! waits for it. Absent: the protocol itself (`strongroom-nbd`), and any knowledge of the network behind the device.
 
 mod address;
+mod answer;
 mod connection;
 mod connections;
-mod credit;
 mod input;
 mod outbox;
-mod pending;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -36,9 +35,9 @@ use strongroom_block::DeviceError;
 
 use crate::blocking::flush_blocking;
 use crate::copy::SparseDevice;
+use crate::front::pending::Pending;
 use address::ListeningSocket;
 use connections::Connections;
-use pending::Pending;
 use volume::ServedVolume;
 
 pub use address::NbdAddress;
@@ -114,7 +113,7 @@ impl NbdServer {
         let address = socket.address.clone();
         let new_event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
         let (stop, ended) = (new_event()?, Arc::new(new_event()?));
-        let pending = Arc::new(Pending::default());
+        let pending = Arc::new(Pending::new());
         device.offer_completions(pending.clone());
         let connections = Arc::new(Connections::new(options.connections_max));
         let volume = Arc::new(ServedVolume { device, pending, options });
