@@ -12,3 +12,4 @@ pub mod mounts;
 pub mod nbd;
 mod pending;
 mod umount_helper;
+pub mod vhost;

@@ -99,6 +99,10 @@ const EXCLUSIVE: &[(&str, &[&str])] = &[
     // Sockets (net), and the log (store).
     ("io-uring", &["net", "store"]),
     ("fuser", &["initiator", "testing"]),
+    // The memory and the queues of virtual machines.
+    ("vhost", &["initiator"]),
+    ("virtio-queue", &["initiator"]),
+    ("vm-memory", &["initiator"]),
     // From a node's Ed25519 key to the X25519 key of the same secret, which aws-lc-rs does not offer.
     ("curve25519-dalek", &["handshake"]),
     // CHAP's oldest digest, and the lazy-crypto paper's authenticator, which aws-lc-rs does not offer.
