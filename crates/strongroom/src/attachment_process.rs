@@ -1,5 +1,5 @@
-//! A process that has a volume attached and lets programs use it, by one front end or another, until it is told to detach: what `attach` and
-//! `nbd serve` share.
+//! A process that has a volume attached and lets programs use it, by one front end or another, until it is told to detach: what `attach`,
+//! `nbd serve` and `vhost-user serve` share.
 //!
 //! Absent: the front ends, and finding the process (`attachments`).
 

@@ -31,7 +31,7 @@ pub(crate) struct Attachment {
     pub(crate) started: u64,
     /// What is attached.
     pub(crate) url: String,
-    /// The FUSE directory, or the socket of an NBD server; empty if that has none.
+    /// The FUSE directory, or the socket of an NBD or vhost-user server; empty if that has none.
     pub(crate) directory: PathBuf,
     /// Where the file system on it is mounted.
     pub(crate) mount: Option<PathBuf>,
@@ -41,6 +41,9 @@ pub(crate) struct Attachment {
     /// What clients are given, of an NBD server.
     #[serde(default)]
     pub(crate) nbd: Option<String>,
+    /// The socket of a vhost-user server.
+    #[serde(default)]
+    pub(crate) vhost_user: Option<PathBuf>,
     /// Where its log is, if it has one of its own.
     #[serde(default)]
     pub(crate) log: Option<PathBuf>,
@@ -69,6 +72,8 @@ pub(crate) enum AttachmentPlace {
     Directory { directory: PathBuf, mount: Option<PathBuf>, device: Option<PathBuf> },
     /// At an NBD server.
     Nbd { uri: String, socket: Option<PathBuf> },
+    /// At the socket of a vhost-user server.
+    VhostUser { socket: PathBuf },
 }
 
 impl AttachmentPlace {
@@ -78,6 +83,7 @@ impl AttachmentPlace {
             AttachmentPlace::Directory { directory, .. } => directory.display().to_string(),
             AttachmentPlace::Nbd { socket: Some(socket), .. } => socket.display().to_string(),
             AttachmentPlace::Nbd { uri, socket: None } => uri.clone(),
+            AttachmentPlace::VhostUser { socket } => socket.display().to_string(),
         }
     }
 }
@@ -134,9 +140,20 @@ impl Registration {
     /// Registers this process.
     pub(crate) fn new(url: String, place: AttachmentPlace, log: Option<PathBuf>) -> Result<Registration> {
         let pid = std::process::id();
-        let (directory, mount, device, nbd) = match place {
-            AttachmentPlace::Directory { directory, mount, device } => (directory, mount, device, None),
-            AttachmentPlace::Nbd { uri, socket } => (socket.unwrap_or_default(), None, None, Some(uri)),
+        let (mut mount, mut device, mut nbd, mut vhost_user) = (None, None, None, None);
+        let directory = match place {
+            AttachmentPlace::Directory { directory, mount: mounted, device: block_device } => {
+                (mount, device) = (mounted, block_device);
+                directory
+            }
+            AttachmentPlace::Nbd { uri, socket } => {
+                nbd = Some(uri);
+                socket.unwrap_or_default()
+            }
+            AttachmentPlace::VhostUser { socket } => {
+                vhost_user = Some(socket.clone());
+                socket
+            }
         };
         let attachment = Attachment {
             pid,
@@ -146,6 +163,7 @@ impl Registration {
             mount,
             device,
             nbd,
+            vhost_user,
             log,
             stable_name: None,
             unnamed: None,
@@ -322,17 +340,23 @@ impl Attachment {
 
     /// Where programs find it.
     pub(crate) fn place(&self) -> AttachmentPlace {
-        match &self.nbd {
-            None => AttachmentPlace::Directory {
+        match (&self.nbd, &self.vhost_user) {
+            (None, None) => AttachmentPlace::Directory {
                 directory: self.directory.clone(),
                 mount: self.mount.clone(),
                 device: self.device.clone(),
             },
-            Some(uri) => {
+            (None, Some(socket)) => AttachmentPlace::VhostUser { socket: socket.clone() },
+            (Some(uri), _) => {
                 let socket = Some(self.directory.clone()).filter(|path| !path.as_os_str().is_empty());
                 AttachmentPlace::Nbd { uri: uri.clone(), socket }
             }
         }
+    }
+
+    /// Whether it is a file in a FUSE directory, and not at a socket.
+    fn is_file(&self) -> bool {
+        self.nbd.is_none() && self.vhost_user.is_none()
     }
 
     /// Whether a person may mean this one by `name`: its directory, its mount point, its file, its socket, or its URL.
@@ -348,7 +372,7 @@ impl Attachment {
 
     /// What it leaves in the kernel, if its process is dead.
     pub(crate) fn leftovers(&self) -> std::io::Result<Leftovers> {
-        if self.nbd.is_some() {
+        if !self.is_file() {
             // The name of its socket, which the next one replaces.
             return Ok(Leftovers::default());
         }
@@ -415,7 +439,7 @@ impl Attachment {
 
     /// Kills the process, even while requests are in flight, and removes what it leaves behind. Returns what was done, for people.
     pub(crate) fn kill(&self) -> Result<Vec<String>> {
-        if self.nbd.is_none() {
+        if self.is_file() {
             // Requests that the kernel waits for would keep the process from ending.
             let _ = strongroom_initiator::front::leftovers::abort_fuse(&self.directory);
         }
