@@ -15,7 +15,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build lab package-files install deb demo test test-product test-conformance test-console test-csi test-kernel test-kernel-nbd test-ipsec test-package check fmt bench bench-quick bench-full bench-schemes bench-peers bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-pairs bench-wan bench-ecl wan-lab fuzz soak clean
+.PHONY: help deps build lab package-files install deb demo test test-product test-conformance test-console test-csi test-kernel test-kernel-nbd test-vhost-user test-ipsec test-package check fmt bench bench-quick bench-full bench-schemes bench-peers bench-profile bench-attach bench-sealing bench-runtime bench-store bench-keys bench-iterations bench-pairs bench-wan bench-ecl wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -71,6 +71,10 @@ test-kernel: build ## Linux's own initiator in a virtual machine: CHAP, digests,
 test-kernel-nbd: build ## The kernel's NBD client (attach --nbd) in a virtual machine: the serving process killed under ext4, resizing, detaching (minutes; not in `make test`)
 	@scripts/deps.sh --kernel
 	@scripts/test-nbd.sh target/release/strongroom
+
+test-vhost-user: build ## A virtual machine with a sealed volume as its root disk, over vhost-user, whose back end is killed (minutes; not in `make test`)
+	@scripts/deps.sh --kernel
+	@scripts/test-vhost-user.sh target/release/strongroom
 
 test-ipsec: lab ## scripts/ipsec.sh inside AH and ESP of a kernel that has them, in a virtual machine (minutes; not in `make test`)
 	@scripts/deps.sh --kernel

@@ -4,7 +4,7 @@
 #
 #   scripts/deps.sh            Debian packages and Rust
 #   scripts/deps.sh --checks   also cargo-deny, which `make check` uses
-#   scripts/deps.sh --kernel   also what the virtual machines of `make test-kernel` and `make test-kernel-nbd` need
+#   scripts/deps.sh --kernel   also what the virtual machines of `make test-kernel`, `make test-kernel-nbd` and `make test-vhost-user` need
 #   scripts/deps.sh --package  also cargo-deb and lintian, which `make deb` uses
 #   scripts/deps.sh --vm       also what the virtual machine of `make test-package` needs
 #   scripts/deps.sh --browser  also the browser of `make test-console`, and what drives and checks it

@@ -33,6 +33,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("metrics_request", strongroom_metrics::fuzz_request),
     ("nbd_server", strongroom_nbd::fuzz::fuzz_server),
     ("scsi", strongroom_scsi::fuzz_decode),
+    ("vhost_guest", strongroom_initiator::front::vhost::fuzz_guest),
     ("store_unit", strongroom_store::fuzz::fuzz_unit),
     ("store_superblock", strongroom_store::fuzz::fuzz_superblock),
     ("store_catalogue", strongroom_store::fuzz::fuzz_catalogue),

@@ -1,5 +1,5 @@
 # A virtual machine that needs no KVM (QEMU's TCG), with Debian's kernel and everything in memory: what the tests that need
-# another kernel have in common. Sourced by scripts/test-kernel.sh, scripts/test-nbd.sh and scripts/test-ipsec.sh, which set:
+# another kernel have in common. Sourced by scripts/test-kernel.sh, scripts/test-nbd.sh, scripts/test-vhost-user.sh and scripts/test-ipsec.sh, which set:
 #
 #   WORK            a directory of their own; Debian packages are unpacked there and nothing is installed
 #   GUEST_PACKAGES  the Debian packages whose files the guest has, besides busybox

@@ -3,6 +3,8 @@
 
 pub mod block_node;
 mod block_range;
+mod credit;
+mod event;
 pub mod file_system;
 pub mod fuse;
 pub mod kernel_nbd;
@@ -11,4 +13,6 @@ pub mod loop_device;
 pub mod mount_options;
 pub mod mounts;
 pub mod nbd;
+mod pending;
 mod umount_helper;
+pub mod vhost;

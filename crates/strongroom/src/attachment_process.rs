@@ -1,5 +1,5 @@
-//! A process that has a volume attached and lets programs use it, by one front end or another, until it is told to detach: what `attach` and
-//! `nbd serve` share.
+//! A process that has a volume attached and lets programs use it, by one front end or another, until it is told to detach: what `attach`,
+//! `nbd serve` and `vhost-user serve` share.
 //!
 //! Absent: the front ends, and finding the process (`attachments`).
 
@@ -126,6 +126,8 @@ pub(crate) trait FrontEnd: Sized {
     fn client_counter(&self) -> Option<ClientCounter> {
         None
     }
+    /// Tells people and scripts, on standard output, where they find it: once it is registered, so that it can be detached.
+    fn announce(&self) {}
     /// Becomes readable when it has ended by itself, or from outside.
     fn ended_fd(&self) -> BorrowedFd<'_>;
     /// What to do when the device has grown, in a thread of its own.
@@ -206,6 +208,7 @@ impl ServingArgs {
         }
         let (attached, mut registration) = attached.register(volume)?;
         registration.note(attached.health());
+        attached.front_end.announce();
         tracing::info!(url = %volume.url, place = attached.front_end.place().name(), "attached");
         sd_notify::notify("READY=1");
         let ended = wait_and_detach(attached, &signals, &forced, &mut registration);

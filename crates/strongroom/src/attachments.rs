@@ -32,7 +32,7 @@ pub(crate) struct Attachment {
     pub(crate) started: u64,
     /// What is attached.
     pub(crate) url: String,
-    /// The FUSE directory, or the socket of an NBD server; empty if that has none, and of an NBD device.
+    /// The FUSE directory, or the socket of an NBD or vhost-user server; empty if that has none, and of an NBD device.
     pub(crate) directory: PathBuf,
     /// Where the file system on it is mounted.
     pub(crate) mount: Option<PathBuf>,
@@ -42,6 +42,9 @@ pub(crate) struct Attachment {
     /// What clients are given, of an NBD server.
     #[serde(default)]
     pub(crate) nbd: Option<String>,
+    /// The socket of a vhost-user server.
+    #[serde(default)]
+    pub(crate) vhost_user: Option<PathBuf>,
     /// Where its log is, if it has one of its own.
     #[serde(default)]
     pub(crate) log: Option<PathBuf>,
@@ -72,6 +75,8 @@ pub(crate) enum AttachmentPlace {
     NbdDevice { device: PathBuf, mount: Option<PathBuf> },
     /// At an NBD server.
     Nbd { uri: String, socket: Option<PathBuf> },
+    /// At the socket of a vhost-user server.
+    VhostUser { socket: PathBuf },
 }
 
 impl AttachmentPlace {
@@ -82,6 +87,7 @@ impl AttachmentPlace {
             AttachmentPlace::NbdDevice { device, .. } => device.display().to_string(),
             AttachmentPlace::Nbd { socket: Some(socket), .. } => socket.display().to_string(),
             AttachmentPlace::Nbd { uri, socket: None } => uri.clone(),
+            AttachmentPlace::VhostUser { socket } => socket.display().to_string(),
         }
     }
 }
@@ -138,10 +144,24 @@ impl Registration {
     /// Registers this process.
     pub(crate) fn new(url: String, place: AttachmentPlace, log: Option<PathBuf>) -> Result<Registration> {
         let pid = std::process::id();
-        let (directory, mount, device, nbd) = match place {
-            AttachmentPlace::Directory { directory, mount, device } => (directory, mount, device, None),
-            AttachmentPlace::NbdDevice { device, mount } => (PathBuf::new(), mount, Some(device), None),
-            AttachmentPlace::Nbd { uri, socket } => (socket.unwrap_or_default(), None, None, Some(uri)),
+        let (mut mount, mut device, mut nbd, mut vhost_user) = (None, None, None, None);
+        let directory = match place {
+            AttachmentPlace::Directory { directory, mount: mounted, device: block_device } => {
+                (mount, device) = (mounted, block_device);
+                directory
+            }
+            AttachmentPlace::NbdDevice { device: block_device, mount: mounted } => {
+                (mount, device) = (mounted, Some(block_device));
+                PathBuf::new()
+            }
+            AttachmentPlace::Nbd { uri, socket } => {
+                nbd = Some(uri);
+                socket.unwrap_or_default()
+            }
+            AttachmentPlace::VhostUser { socket } => {
+                vhost_user = Some(socket.clone());
+                socket
+            }
         };
         let attachment = Attachment {
             pid,
@@ -151,6 +171,7 @@ impl Registration {
             mount,
             device,
             nbd,
+            vhost_user,
             log,
             stable_name: None,
             unnamed: None,
@@ -330,13 +351,14 @@ impl Attachment {
         if let Some(device) = self.nbd_device() {
             return AttachmentPlace::NbdDevice { device: device.to_owned(), mount: self.mount.clone() };
         }
-        match &self.nbd {
-            None => AttachmentPlace::Directory {
+        match (&self.nbd, &self.vhost_user) {
+            (None, None) => AttachmentPlace::Directory {
                 directory: self.directory.clone(),
                 mount: self.mount.clone(),
                 device: self.device.clone(),
             },
-            Some(uri) => {
+            (None, Some(socket)) => AttachmentPlace::VhostUser { socket: socket.clone() },
+            (Some(uri), _) => {
                 let socket = Some(self.directory.clone()).filter(|path| !path.as_os_str().is_empty());
                 AttachmentPlace::Nbd { uri: uri.clone(), socket }
             }
@@ -357,6 +379,11 @@ impl Attachment {
     /// What the kernel knows its NBD device by.
     fn nbd_identifier(&self) -> String {
         kernel_nbd::identifier(&self.url, self.mount.as_deref())
+    }
+
+    /// Whether it is a file in a FUSE directory, and not at a socket.
+    fn is_file(&self) -> bool {
+        self.nbd.is_none() && self.vhost_user.is_none()
     }
 
     /// Whether a person may mean this one by `name`: its directory, its mount point, its file, its socket, its NBD device, or its URL.
@@ -380,7 +407,7 @@ impl Attachment {
         if let Some(device) = self.nbd_device() {
             return Leftovers::of_nbd_device(device, &self.nbd_identifier());
         }
-        if self.nbd.is_some() {
+        if !self.is_file() {
             // The name of its socket, which the next one replaces.
             return Ok(Leftovers::default());
         }
@@ -463,7 +490,7 @@ impl Attachment {
             // And nobody is to go on with the device: what is not registered is not started again.
             self.hand_over()?;
             let _ = device.disconnect();
-        } else if self.nbd.is_none() {
+        } else if self.is_file() {
             let _ = strongroom_initiator::front::leftovers::abort_fuse(&self.directory);
         }
         self.signal(Signal::KILL);

@@ -41,4 +41,5 @@ pub(crate) mod store;
 mod stream;
 pub(crate) mod umount;
 pub(crate) mod verify;
+pub(crate) mod vhost_user;
 pub(crate) mod volume;

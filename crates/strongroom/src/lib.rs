@@ -93,6 +93,8 @@ enum Command {
     Fence(Box<commands::fence::FenceArgs>),
     #[command(subcommand)]
     Nbd(commands::nbd::NbdCommand),
+    #[command(subcommand)]
+    VhostUser(commands::vhost_user::VhostUserCommand),
     Copy(commands::copy::CopyArgs),
     Discover(commands::discover::DiscoverArgs),
     Plan(Box<commands::plan::PlanArgs>),
@@ -116,6 +118,19 @@ const BENCH_MOVED: &str = "benchmarks and the link emulator are a program of the
      target/release/strongroom-lab; its commands and options are those that `strongroom bench` had (`bench lab` is `strongroom-lab link`)";
 
 impl Command {
+    /// It stays, and its log is how people see what it does.
+    fn serves(&self) -> bool {
+        matches!(
+            self,
+            Command::Serve(_)
+                | Command::KeyServer(_)
+                | Command::Attach(_)
+                | Command::Nbd(_)
+                | Command::VhostUser(_)
+                | Command::Csi(_)
+        )
+    }
+
     fn holds_keys(&self) -> bool {
         match self {
             Command::Identity(_)
@@ -125,6 +140,7 @@ impl Command {
             | Command::KeyServer(_)
             | Command::Attach(_)
             | Command::Nbd(_)
+            | Command::VhostUser(_)
             | Command::Fence(_)
             | Command::Copy(_)
             | Command::Console(_)
@@ -215,13 +231,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         return commands::umount::run(arguments).unwrap_or_else(|error| failed(&error));
     }
     let cli = parse(arguments);
-    if let Err(error) = logging::start(
-        &cli.logging,
-        matches!(
-            cli.command,
-            Command::Serve(_) | Command::KeyServer(_) | Command::Attach(_) | Command::Nbd(_) | Command::Csi(_)
-        ),
-    ) {
+    if let Err(error) = logging::start(&cli.logging, cli.command.serves()) {
         eprintln!("strongroom: {}", in_words(&error));
         return ExitCode::from(2);
     }
@@ -252,6 +262,9 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         Command::Detach(args) => return commands::detach::run(&args).unwrap_or_else(|error| failed(&error)),
         Command::Fence(args) => return commands::fence::run(&args).unwrap_or_else(|error| failed(&error)),
         Command::Nbd(command) => return commands::nbd::run(command).unwrap_or_else(|error| failed(&error)),
+        Command::VhostUser(command) => {
+            return commands::vhost_user::run(command).unwrap_or_else(|error| failed(&error));
+        }
         Command::Copy(args) => commands::copy::run(args),
         Command::Discover(args) => commands::discover::run(args),
         Command::Plan(args) => commands::plan::run(&args),

@@ -101,6 +101,10 @@ const EXCLUSIVE: &[(&str, &[&str])] = &[
     ("fuser", &["initiator", "testing"]),
     // The kernel's NBD client is configured by generic netlink.
     ("neli", &["initiator"]),
+    // The memory and the queues of virtual machines.
+    ("vhost", &["initiator"]),
+    ("virtio-queue", &["initiator"]),
+    ("vm-memory", &["initiator"]),
     // From a node's Ed25519 key to the X25519 key of the same secret, which aws-lc-rs does not offer.
     ("curve25519-dalek", &["handshake"]),
     // CHAP's oldest digest, and the lazy-crypto paper's authenticator, which aws-lc-rs does not offer.

@@ -15,17 +15,19 @@ mod tests;
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fuser::{Config, MountOption, Notifier, Session, SessionACL};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use strongroom_block::{BlockDevice, DeviceError};
 
 use crate::blocking::flush_blocking;
+use crate::front::event::Event;
 use crate::front::mounts::FUSE_SOURCE_PREFIX;
 use filesystem::{FILE, VolumeFile};
 use pending::Pending;
@@ -112,7 +114,7 @@ pub struct FuseMount {
     replies: Option<JoinHandle<()>>,
     pending: Arc<Pending>,
     /// Readable once the kernel ended the mount, from inside or outside.
-    ended: Arc<rustix::fd::OwnedFd>,
+    ended: Arc<Event>,
 }
 
 /// What the kernel knows of the file's size.
@@ -168,7 +170,7 @@ impl FuseMount {
         let file = VolumeFile::new(device.clone(), pending.clone(), options);
         let session = Session::new(file, &mount_point, &session_config(options)).map_err(failed)?;
         let shown = ShownSize { notifier: session.notifier(), file_path: mount_point.join(name) };
-        let ended = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(e.into()))?);
+        let ended = Arc::new(Event::new().map_err(failed)?);
         let replies = {
             let (device, pending) = (device.clone(), pending.clone());
             let body = move || pending.reply_until_stopped(&*device);
@@ -178,8 +180,7 @@ impl FuseMount {
             let ended = ended.clone();
             let body = move || {
                 let result = unless_unmounted(session.run());
-                // An eventfd holds any count, so this write cannot fail.
-                let _ = rustix::io::write(&ended, &1_u64.to_ne_bytes());
+                ended.signal();
                 result
             };
             std::thread::Builder::new().name("fuse-session".into()).spawn(body).map_err(failed)?
@@ -212,8 +213,8 @@ impl FuseMount {
     }
 
     /// A descriptor that becomes readable when the mount has ended, also when somebody else unmounted it.
-    pub fn ended_fd(&self) -> &rustix::fd::OwnedFd {
-        &self.ended
+    pub fn ended_fd(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
     }
 
     /// Waits until the mount has ended (true) or the time is over (false).

@@ -3,7 +3,7 @@
 //! ```text
 //! accept thread       one connection after the other, up to a limit
 //! a thread each       receives: negotiation, requests, data (`connection`)  ->  device (`volume`)
-//! the device's thread sends short replies (`pending`, `outbox`)
+//! the device's thread sends short replies (`answer`, `outbox`)
 //! a thread each       sends what a client does not take at once (`outbox`)
 //! ```
 //!
@@ -11,13 +11,11 @@
 //! waits for it. Absent: the protocol itself (`strongroom-nbd`), and any knowledge of the network behind the device.
 
 mod address;
+mod answer;
 mod connection;
 mod connections;
-mod credit;
-mod event;
 mod input;
 mod outbox;
-mod pending;
 mod service;
 mod socket_server;
 mod stream;
@@ -42,7 +40,7 @@ use crate::copy::SparseDevice;
 use address::ListeningSocket;
 use connection::Beginning;
 use connections::Connections;
-use event::Event;
+use crate::front::event::Event;
 use service::Service;
 use volume::ServedVolume;
 

@@ -78,12 +78,14 @@ pub(crate) fn list() -> Result<()> {
             }
         }
         let health = &attachment.health;
+        let vhost_user = attachment.vhost_user.as_ref().map(|socket| socket.display().to_string());
         if let Some(name) = &attachment.stable_name {
             println!("  name: {}", name.path().display());
         }
         let lines = [
             ("no name", &attachment.unnamed),
             ("NBD", &attachment.nbd),
+            ("vhost-user", &vhost_user),
             ("ECL", &health.transport),
             ("keys", &health.keys),
             ("not connected", &health.disconnected),
@@ -116,6 +118,7 @@ struct AttachmentJson {
     mount: Option<PathBuf>,
     device: Option<PathBuf>,
     nbd: Option<String>,
+    vhost_user: Option<PathBuf>,
     state: &'static str,
     disconnected: Option<String>,
     losses: Option<String>,
@@ -128,9 +131,9 @@ impl From<Attachment> for AttachmentJson {
             AttachmentState::EndedWithLosses => "ended-with-losses",
             AttachmentState::Died => "died",
         };
-        let Attachment { url, pid, directory, mount, device, nbd, health, .. } = attachment;
+        let Attachment { url, pid, directory, mount, device, nbd, vhost_user, health, .. } = attachment;
         let (disconnected, losses) = (health.disconnected, health.losses);
-        AttachmentJson { url, pid, directory, mount, device, nbd, state, disconnected, losses }
+        AttachmentJson { url, pid, directory, mount, device, nbd, vhost_user, state, disconnected, losses }
     }
 }
 

@@ -99,7 +99,6 @@ impl NbdServeArgs {
         options.certificates = certificates;
         options.connections_max = self.clients_max.into();
         let server = NbdServer::start(device, address, options).context("cannot serve the volume over NBD")?;
-        println!("{}", server.uri());
         Ok(NbdFrontEnd(server))
     }
 }
@@ -123,6 +122,10 @@ impl FrontEnd for NbdFrontEnd {
 
     fn client_counter(&self) -> Option<ClientCounter> {
         Some(Box::new(self.0.client_counter()))
+    }
+
+    fn announce(&self) {
+        println!("{}", self.0.uri());
     }
 
     fn ended_fd(&self) -> BorrowedFd<'_> {

@@ -15,7 +15,7 @@ strongroom_metrics::metrics! { #[cfg(test)] ALL:
     BUILD = gauge "strongroom_attachment_build_info" ["version"] "Always 1; the program's version is a label.";
     VOLUME = gauge "strongroom_attachment_info" ["volume", "transport"] "Always 1; the volume's name and what carries it are labels.";
     CONNECTED = gauge "strongroom_attachment_connected" [] "1 if there is a session with the target.";
-    CLIENTS = gauge "strongroom_attachment_clients" [] "Clients connected to an NBD server; absent elsewhere.";
+    CLIENTS = gauge "strongroom_attachment_clients" [] "Clients connected to an NBD or vhost-user server; absent elsewhere.";
     SESSIONS = counter "strongroom_attachment_sessions" [] "Sessions made with the target.";
     CONNECTIONS = gauge "strongroom_attachment_connections" [] "Connections of the session.";
     LATENCY = histogram "strongroom_attachment_request_seconds" ["operation"] "Time that a request was with the engine, reconnecting and resending included.";

@@ -34,6 +34,7 @@ mod stage;
 mod store_tools;
 mod transfer;
 mod verifying;
+mod vhost_user;
 mod volumes;
 mod walkthrough;
 mod writers;

@@ -92,6 +92,7 @@ fn every_command_has_an_example() {
         &["attach"],
         &["detach"],
         &["nbd", "serve"],
+        &["vhost-user", "serve"],
         &["copy"],
         &["discover"],
         &["demo"],

@@ -12,9 +12,9 @@ use strongroom_nbd::{
     TlsMode, Transmission,
 };
 
+use super::answer::ReplyAddress;
 use super::input::Input;
 use super::outbox::Outbox;
-use super::pending::ReplyAddress;
 use super::stream::{Socket, Stream};
 use super::volume::ServedVolume;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::connection::{Beginning, Connection, STACK_BYTES};
-use super::event::Event;
+use crate::front::event::Event;
 use super::volume::ServedVolume;
 use crate::completion::lock;
 

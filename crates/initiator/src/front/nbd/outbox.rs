@@ -9,9 +9,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use bytes::{Buf, Bytes};
 use strongroom_nbd::Message;
 
-use super::credit::{Cost, Credit};
 use super::stream::{Stream, Wait};
 use crate::completion::lock;
+use crate::front::credit::{Cost, Credit, CreditLimits};
+
+/// Of one client.
+const CREDIT_LIMITS: CreditLimits = CreditLimits { requests_max: 128, bytes_max: 16 << 20 };
 
 /// Up to this many bytes are copied into the socket by the thread that has the reply, which is the device's: less work than waking another.
 pub(super) const IN_PLACE_BYTES_MAX: usize = 64 << 10;
@@ -73,7 +76,7 @@ impl Outbox {
     pub(super) fn new(stream: Arc<Stream>) -> Outbox {
         Outbox {
             stream,
-            credit: Credit::default(),
+            credit: Credit::new(CREDIT_LIMITS),
             state: Mutex::default(),
             changed: Condvar::new(),
             is_broken: AtomicBool::new(false),

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::connection::Beginning;
 use super::connections::Connections;
-use super::pending::Pending;
 use super::volume::{NbdOptions, ServedVolume};
 use crate::copy::SparseDevice;
+use crate::front::pending::Pending;
 
 /// How long clients may take for the replies that are due when the service ends.
 const REPLY_PATIENCE: Duration = Duration::from_secs(5);
@@ -30,7 +30,7 @@ impl Service {
         options: NbdOptions,
         connections: Connections,
     ) -> io::Result<Service> {
-        let pending = Arc::new(Pending::default());
+        let pending = Arc::new(Pending::new());
         device.offer_completions(pending.clone());
         let volume = Arc::new(ServedVolume { device, pending, options });
         let replies = {

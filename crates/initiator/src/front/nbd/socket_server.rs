@@ -15,7 +15,7 @@ use strongroom_nbd::{ReplyFormat, Transmission};
 use super::NbdServerError;
 use super::connection::Beginning;
 use super::connections::Connections;
-use super::event::Event;
+use crate::front::event::Event;
 use super::service::Service;
 use super::volume::NbdOptions;
 use crate::blocking::flush_blocking;

@@ -4,18 +4,17 @@
 //! Parts of blocks are replaced in the block, atomically with respect to every other writer ([`Request::WritePart`]), so requests need not be
 //! aligned. Long ones are submitted in parts, between which those of other clients find their way in.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use strongroom_block::{Buffer, BufferMut, DeviceError, Geometry, Lba, Request};
+use strongroom_block::{Buffer, DeviceError, Geometry, Lba, Request};
 use strongroom_nbd::{Command, Export, Extent, Request as NbdRequest};
 
-use super::pending::{Operation, Pending, ReadWindow, ReplyAddress};
+use super::answer::{ReadWindow, ReplyAddress, WaitingClient};
 use super::tls::NbdCertificates;
 use crate::copy::SparseDevice;
-use crate::front::block_range::{RangePart, cut_at_blocks};
+use crate::front::block_range::{ByteRange, Zeros};
+use crate::front::pending::{Operation, Pending};
 
-/// Data of one request of the device, in bytes.
-const PART_BYTES_MAX: usize = 1 << 20;
 /// Extents in one reply, and questions asked for them, each of which takes a few round trips.
 const EXTENTS_MAX: usize = 256;
 /// Of an extent in a reply, with extended headers.
@@ -52,7 +51,7 @@ impl NbdOptions {
 /// See the module.
 pub(super) struct ServedVolume {
     pub(super) device: Arc<dyn SparseDevice>,
-    pub(super) pending: Arc<Pending>,
+    pub(super) pending: Arc<Pending<WaitingClient>>,
     pub(super) options: NbdOptions,
 }
 
@@ -92,10 +91,13 @@ impl ServedVolume {
         }
     }
 
+    fn range(&self, request: &NbdRequest) -> ByteRange {
+        ByteRange { geometry: self.geometry(), offset: request.id.offset, len_bytes: request.len_bytes }
+    }
+
     /// The blocks that a request touches.
     fn blocks(&self, request: &NbdRequest) -> std::ops::Range<u64> {
-        let shift = self.geometry().block_size.shift();
-        request.id.offset >> shift..(request.id.offset + request.len_bytes).div_ceil(1 << shift)
+        self.range(request).blocks()
     }
 
     /// Executes a request, which lies inside the volume; `data` are those of a write. It is answered now or later.
@@ -103,7 +105,7 @@ impl ServedVolume {
         match request.command {
             Command::Read { dont_fragment } => self.read(&request, dont_fragment, reply),
             Command::Write { fua } => self.write(&request, &data, fua, reply),
-            Command::Flush => self.submit(Operation::plain(reply), std::iter::once(Request::Flush)),
+            Command::Flush => self.submit(plain(reply), std::iter::once(Request::Flush)),
             Command::Trim { fua } => self.trim(&request, fua, reply),
             Command::WriteZeroes { fua, no_hole } => self.write_zeros(&request, fua, no_hole, reply),
             Command::BlockStatus { only_one } => match self.block_status(&request, only_one) {
@@ -113,74 +115,38 @@ impl ServedVolume {
         }
     }
 
-    fn submit(&self, operation: Operation, requests: impl Iterator<Item = Request>) {
+    fn submit(&self, operation: Operation<WaitingClient>, requests: impl Iterator<Item = Request>) {
         self.pending.submit(&*self.device, operation, requests);
     }
 
-    /// Blocks of one request of the device.
-    fn part_blocks(&self) -> u64 {
-        (PART_BYTES_MAX >> self.geometry().block_size.shift()) as u64
-    }
-
-    fn parts(&self, request: &NbdRequest, blocks_max: u64) -> impl Iterator<Item = RangePart> {
-        cut_at_blocks(self.geometry(), request.id.offset, request.len_bytes, blocks_max)
-    }
-
     fn read(&self, request: &NbdRequest, dont_fragment: bool, reply: ReplyAddress) {
-        let (block_size, blocks, part) = (self.geometry().block_size, self.blocks(request), self.part_blocks());
+        let range = self.range(request);
         let window = ReadWindow {
-            skip_bytes: (request.id.offset - (blocks.start << block_size.shift())) as usize,
+            skip_bytes: range.skip_bytes(),
             len_bytes: request.len_bytes as usize,
-            block_size,
+            block_size: self.geometry().block_size,
             dont_fragment,
         };
-        let count = (blocks.end - blocks.start).div_ceil(part) as usize;
-        let requests = blocks.clone().step_by(part as usize).map(|first| {
-            let count = part.min(blocks.end - first);
-            // A read that succeeds fills all of it.
-            let buffer = BufferMut::to_fill((count << block_size.shift()) as usize);
-            Request::Read { lba: Lba(first), buffer }
-        });
-        self.submit(Operation::read(reply, window, count), requests);
+        let requests = range.reads();
+        self.submit(WaitingClient::read(reply, window, requests.len()), requests);
     }
 
     fn write(&self, request: &NbdRequest, data: &Buffer, fua: bool, reply: ReplyAddress) {
-        let shift = self.geometry().block_size.shift();
-        let slice = |at: u64, len: u64| data.slice(at as usize..(at + len) as usize);
-        let requests = self.parts(request, self.part_blocks()).map(|part| match part {
-            RangePart::Whole { lba, count, at } => Request::Write { lba, data: slice(at, count << shift), fua },
-            RangePart::Piece { lba, offset_bytes, at, len_bytes } => {
-                Request::WritePart { lba, offset_bytes, data: slice(at, len_bytes), fua }
-            }
-        });
-        self.submit(Operation::plain(reply), requests);
+        self.submit(plain(reply), self.range(request).writes(data, fua));
     }
 
     /// Only whole blocks can be forgotten, and nothing is promised of the rest.
     fn trim(&self, request: &NbdRequest, fua: bool, reply: ReplyAddress) {
-        let requests = self.parts(request, u64::MAX).filter_map(|part| match part {
-            RangePart::Whole { lba, count, .. } => Some(Request::Discard { lba, count }),
-            RangePart::Piece { .. } => None,
-        });
-        let operation = if fua { Operation::flushed(reply) } else { Operation::plain(reply) };
-        self.submit(operation, requests);
+        let operation = if fua { Operation::flushed(WaitingClient::new(reply)) } else { plain(reply) };
+        self.submit(operation, self.range(request).discards());
     }
 
     fn write_zeros(&self, request: &NbdRequest, fua: bool, no_hole: bool, reply: ReplyAddress) {
-        let shift = self.geometry().block_size.shift();
-        let blocks_max = if no_hole { self.part_blocks() } else { u64::MAX };
-        let requests = self.parts(request, blocks_max).map(|part| match part {
-            RangePart::Whole { lba, count, .. } if no_hole => {
-                Request::Write { lba, data: zeros().slice(..(count << shift) as usize), fua }
-            }
-            RangePart::Whole { lba, count, .. } => Request::Discard { lba, count },
-            RangePart::Piece { lba, offset_bytes, len_bytes, .. } => {
-                Request::WritePart { lba, offset_bytes, data: zeros().slice(..len_bytes as usize), fua }
-            }
-        });
+        let zeros = if no_hole { Zeros::Written } else { Zeros::Discarded };
         // A discard is not durable by itself.
-        let operation = if fua && !no_hole { Operation::flushed(reply) } else { Operation::plain(reply) };
-        self.submit(operation, requests);
+        let is_flushed = fua && zeros == Zeros::Discarded;
+        let operation = if is_flushed { Operation::flushed(WaitingClient::new(reply)) } else { plain(reply) };
+        self.submit(operation, self.range(request).zeros(zeros, fua));
     }
 
     /// What is absent, from the request's offset on, as far as a limited number of questions goes. Waits for the device.
@@ -208,8 +174,7 @@ impl ServedVolume {
     }
 }
 
-/// As many as a part may have; no request needs zeros of its own.
-fn zeros() -> &'static Buffer {
-    static ZEROS: OnceLock<Buffer> = OnceLock::new();
-    ZEROS.get_or_init(|| BufferMut::zeroed(PART_BYTES_MAX).freeze())
+/// Anything that is answered without data.
+fn plain(reply: ReplyAddress) -> Operation<WaitingClient> {
+    Operation::plain(WaitingClient::new(reply))
 }

@@ -3,7 +3,7 @@
 //! It is given an open device and knows nothing of how it was opened. Another front end is another module like this one and a command
 //! that chooses it (`nbd_device`, `commands::nbd`).
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl FrontEnd for FileFrontEnd {
 
     /// Becomes readable when the kernel has ended the mount.
     fn ended_fd(&self) -> BorrowedFd<'_> {
-        self.fuse.ended_fd().as_fd()
+        self.fuse.ended_fd()
     }
 
     /// What to do when the device has grown: the file, and the loop device on it, grow with it. To be called from a thread of its own: the

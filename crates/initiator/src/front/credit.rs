@@ -1,14 +1,18 @@
-//! How much one client may have in flight: requests that were received and whose replies the kernel has not taken yet. A client that does not
-//! read its replies is not read from either, once this is used up; the memory for it is bounded, and others have their own.
+//! How much one client of a front end may have in flight: requests that were received and whose replies it has not taken yet. Nothing more is
+//! taken from a client that has used this up; the memory for it is bounded, and others have their own.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::completion::lock;
 
-/// Requests of one client.
-const REQUESTS_MAX: usize = 128;
-/// Bytes of data of one client's requests and replies. A single request may have more.
-const BYTES_MAX: usize = 16 << 20;
+/// What a client may use at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CreditLimits {
+    /// Requests.
+    pub(super) requests_max: usize,
+    /// Bytes of data of requests and replies. A single request may have more.
+    pub(super) bytes_max: usize,
+}
 
 /// What a request uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,8 +29,9 @@ impl Cost {
 }
 
 /// Of one client.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Credit {
+    limits: CreditLimits,
     state: Mutex<CreditState>,
     released: Condvar,
 }
@@ -38,6 +43,10 @@ struct CreditState {
 }
 
 impl Credit {
+    pub(super) fn new(limits: CreditLimits) -> Credit {
+        Credit { limits, state: Mutex::default(), released: Condvar::new() }
+    }
+
     /// Waits until there is room for a request with this much data. `None`: the connection was given up.
     pub(super) fn acquire(&self, bytes: usize) -> Option<Cost> {
         let mut state = lock(&self.state);
@@ -46,7 +55,8 @@ impl Credit {
                 return None;
             }
             let used = state.used;
-            let has_room = used.requests < REQUESTS_MAX && (used.bytes == 0 || used.bytes + bytes <= BYTES_MAX);
+            let has_room = used.requests < self.limits.requests_max
+                && (used.bytes == 0 || used.bytes + bytes <= self.limits.bytes_max);
             if has_room {
                 let cost = Cost { requests: 1, bytes };
                 state.used = used.and(cost);
@@ -96,9 +106,12 @@ mod tests {
 
     use super::*;
 
+    const REQUESTS_MAX: usize = 128;
+    const BYTES_MAX: usize = 16 << 20;
+
     #[test]
     fn a_request_waits_for_room() {
-        let credit = Arc::new(Credit::default());
+        let credit = Arc::new(Credit::new(CreditLimits { requests_max: REQUESTS_MAX, bytes_max: BYTES_MAX }));
         let large = credit.acquire(2 * BYTES_MAX).expect("a single one may be larger");
         let waiting = {
             let credit = credit.clone();
