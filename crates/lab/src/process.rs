@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::{BenchError, cpu};
 
 /// How long a process may take to stop before it is killed.
-const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often it is asked: an attachment stays while a program has its file open, and does not try again by itself.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How often to look.

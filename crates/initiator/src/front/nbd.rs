@@ -37,10 +37,10 @@ use strongroom_block::DeviceError;
 
 use crate::blocking::flush_blocking;
 use crate::copy::SparseDevice;
+use crate::front::event::Event;
 use address::ListeningSocket;
 use connection::Beginning;
 use connections::Connections;
-use crate::front::event::Event;
 use service::Service;
 use volume::ServedVolume;
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::connection::{Beginning, Connection, STACK_BYTES};
-use crate::front::event::Event;
 use super::volume::ServedVolume;
 use crate::completion::lock;
+use crate::front::event::Event;
 
 /// See the module.
 #[derive(Debug)]

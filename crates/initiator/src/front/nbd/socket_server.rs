@@ -15,11 +15,11 @@ use strongroom_nbd::{ReplyFormat, Transmission};
 use super::NbdServerError;
 use super::connection::Beginning;
 use super::connections::Connections;
-use crate::front::event::Event;
 use super::service::Service;
 use super::volume::NbdOptions;
 use crate::blocking::flush_blocking;
 use crate::copy::SparseDevice;
+use crate::front::event::Event;
 
 /// See the module.
 pub struct NbdSocketServer {
