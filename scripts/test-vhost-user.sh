@@ -46,6 +46,10 @@ EOF
 serve() {
   "$STRONGROOM" serve --config "$WORK/strongroom.toml" >>"$WORK/serve.log" 2>&1 &
   TARGET=$!
+  until (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; do
+    kill -0 "$TARGET" 2>/dev/null || fail "the target did not start: $(tail -n 5 "$WORK/serve.log")"
+    sleep 0.2
+  done
 }
 
 serve_disk() {
