@@ -2,7 +2,7 @@
 //! are killed, and that the server is listed, ended and explained like any attachment. The virtual machine is the test; a real one is in
 //! `scripts/test-vhost-user.sh`.
 
-#[allow(dead_code)] // The tests of the initiator use the rest.
+#[expect(dead_code, reason = "the tests of the initiator use the rest")]
 #[path = "../../../initiator/src/front/vhost/tests/guest.rs"]
 mod guest;
 
